@@ -1,19 +1,21 @@
-"""Views over a table of 20M rows in a bucket, by a cluster of two workers of one core each.
+"""Views over a table of 20M rows in a bucket, on a Spark cluster of two workers with one core each.
 
-``first_contents``: from the creation of an aggregate until the view has all rows; the peer is plain
-Spark on the same cluster, reading the same rows as Parquet from the workers' own disk, since this
-Spark has no connector to buckets: a lower bound of what it would take from the bucket.
-``first_contents_bytes``: what the service and its driver read and wrote meanwhile (the bucket by
-their credentials, which are not the executors'; and all that the kernel counts as read or written
-by their processes), beside the size of the table in the bucket. ``kept_contents``,
-``kept_contents_bytes``: the same of a view that keeps as many rows beside it as the table has.
-``kept_first_step``: from a write of 100 rows until this view has them, after one such query, beside
-which the service has read the kept rows from the bucket. The peer is the query anew.
-``step_1_percent``: from a write of 1 % of the rows until the view has them, beside the query anew
-over all rows. ``step_two_workers``: the same beside a service whose Spark may take one core; the
-driver executes such a step without the workers, so that these make no difference to it.
+- ``first_contents``: from creating an aggregate until the view has all rows. The peer is plain
+  Spark on the same cluster, reading the same rows as Parquet from the workers' local disk. This
+  Spark has no connector to buckets, so the peer is a lower bound for reading from the bucket.
+- ``first_contents_bytes``: bytes that the service and its driver read and wrote during that time
+  (from the bucket, measured by their credentials, which differ from the executors'; and all that
+  the kernel counts for their processes), against the size of the table in the bucket.
+- ``kept_contents``, ``kept_contents_bytes``: the same for a view with as many rows of hidden state
+  as the table has rows.
+- ``kept_first_step``: from a write of 100 rows until this view has them, after the service has read
+  the hidden state from the bucket for the first query. The peer is the query, run again.
+- ``step_1_percent``: from a write of 1 % of the rows until the view has them. The peer is the
+  query, run again over all rows.
+- ``step_two_workers``: the same against a service whose Spark may use one core. The driver runs
+  such a step without the workers, so they should make no difference.
 
-The environment's ROWS gives another number of rows.
+The environment variable ROWS sets the number of rows.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ MB = 1_000_000
 
 
 def serve(pipe: Connection) -> None:
-    """Serve a bucket until the pipe is closed: tell where, and how many bytes each key moved."""
+    """Serve a bucket until the pipe closes. Send its address, then on each request the bytes stored
+    and the bytes that each key moved."""
     with s3_server.serving() as served:
         pipe.send((served.new_bucket(), s3_server.variables(served)))
         with contextlib.suppress(EOFError):
@@ -68,7 +71,7 @@ def serve(pipe: Connection) -> None:
 
 
 class BucketProcess:
-    """A bucket that a process of its own serves, and the variables of its environment."""
+    """A bucket served by a separate process, and the environment variables that clients need."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -80,21 +83,21 @@ class BucketProcess:
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    def told(self) -> tuple[int, dict[str, int]]:
-        """Bytes that are stored, and bytes that each key id has moved."""
+    def transferred(self) -> tuple[int, dict[str, int]]:
+        """Return the bytes stored, and the bytes that each key id has moved."""
         self._pipe.send(self.bucket)
         stored, moved = self._pipe.recv()
         return int(stored), moved
 
     def end(self) -> None:
-        """End the process."""
+        """Kill the process and wait for it."""
         self._process.kill()
         self._process.join()
 
 
 @contextlib.contextmanager
 def serving() -> Iterator[BucketProcess]:
-    """A bucket, where this process may write."""
+    """Serve a bucket, and set this process's environment so that it can write there."""
     made = BucketProcess()
     try:
         os.environ.update(made.variables)
@@ -104,7 +107,7 @@ def serving() -> Iterator[BucketProcess]:
 
 
 def moved_by(pid: int, others: set[int]) -> int:
-    """Bytes that a process and its children have read and written, but for `others`."""
+    """Return the bytes that a process and its children, except `others`, have read and written."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -128,7 +131,7 @@ def moved_by(pid: int, others: set[int]) -> int:
 
 
 def settings(folder: Path, cluster: Cluster, bucket: BucketProcess, cores: int) -> Settings:
-    """The settings of a service over the bucket whose Spark takes so many cores."""
+    """Return settings for a service over the bucket whose Spark uses `cores` cores."""
     made = stepped(folder, cluster.url)
     conf = {**made.spark_conf, "spark.cores.max": str(cores)}
     return msgspec.structs.replace(made, blob_url=f"s3://{bucket.bucket}/x", spark_conf=conf)
@@ -144,20 +147,21 @@ async def first_contents(
     sql: str,
     turns: int,
 ) -> None:
-    """A view made and dropped, then the query run plainly, in turns; the last view stays."""
+    """Alternate between creating (and dropping) a view and running the plain query. The last view
+    stays."""
     took, plain, through = [], [], []
     warm = 1 if turns == 1 else 2
     for turn in range(warm + turns):
         if turn:
             await ours.client.drop(ours.view)
         at = await ours.client.write({})
-        before, key = moved_by(os.getpid(), pids), bucket.told()[1].get(bucket.own, 0)
+        before, key = moved_by(os.getpid(), pids), bucket.transferred()[1].get(bucket.own, 0)
         began = time.perf_counter()
         await ours.client.create_materialized_view(ours.view, sql)
         await ours.client.wait_for(ours.view, at, deadline_ms=DEADLINE_MS)
         took.append((time.perf_counter() - began) * 1000)
         moved = moved_by(os.getpid(), pids) - before
-        through.append(moved + bucket.told()[1].get(bucket.own, 0) - key)
+        through.append(moved + bucket.transferred()[1].get(bucket.own, 0) - key)
         plain.append(await ours.bench.query(sql, files))
     report.add(Measure(name, median(took[warm:]), median(plain[warm:]), target=CONTENTS_TARGET))
     size = sum(path.stat().st_size for path in files.values())
@@ -173,13 +177,13 @@ async def first_contents(
 
 
 async def steps(report: Report, ours: SteppedService, count: int) -> list[float]:
-    """Steps of 1 %."""
+    """Return the milliseconds of each of `count` steps of 1 % of the rows."""
     warm, turns = (1, 1) if report.quick else (3, 5)
     return [await ours.step(count // 100) for _ in range(warm + turns)][warm:]
 
 
 async def run(report: Report, java: JavaHome) -> None:
-    """One service, and then another one with the same stores that has one core."""
+    """Measure one service, then another one with one core on the same stores."""
     (count,) = sizes([200_000 if report.quick else ROWS])
     with tempfile.TemporaryDirectory() as place, serving() as bucket:
         folder = Path(place)
@@ -216,4 +220,4 @@ async def run(report: Report, java: JavaHome) -> None:
 
 
 if __name__ == "__main__":
-    main("Views over a table in a bucket, beside plain Spark.", run)
+    main("Views over a table in a bucket, against plain Spark.", run)

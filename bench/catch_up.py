@@ -1,13 +1,14 @@
-"""A view that fell behind by 1,000 times of 1,000 changes, beside one batch aggregate.
+"""A view that fell behind by 1,000 inserts of 1,000 rows, against one batch aggregate.
 
-A gate stands between the service and its engine. While it is shut, 1,000 inserts of 1,000 rows
-are acknowledged, each at a time of its own, and the view cannot step. Ours: the gate opens → the
-view is durable beyond the last insert, right at each of the times. Peer: the view's own text run
-once by plain Spark over a Parquet file of the same rows, in the same session; it is right at one
-time. The ratio is that of the times, the inverse of the rates': 0.3 × the peer's rate is 3.33.
+A gate sits between the service and its engine. While it is closed, 1,000 inserts of 1,000 rows are
+acknowledged, each at its own timestamp, and the view cannot step. Ours: from opening the gate until
+the view is durable beyond the last insert, with correct contents at every timestamp. Peer: plain
+Spark runs the view's text once over a Parquet file of the same rows, in the same session, which is
+correct at one timestamp. The ratio compares times, the inverse of rates: 0.3 × the peer's rate is a
+ratio of 3.33.
 
-The first insert is already in the engine when the gate shuts the way, so it is a step of its own.
-Three turns before warm the large steps, five count; the peer is warm too.
+The first insert has already reached the engine when the gate closes, so it is a step of its own.
+Three rounds warm up the large steps and five count. The peer is warm too.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from measure import Measure, Report, median
 from view_step import Bench
 
 RATE = 0.3
-"""Of the peer's rate; the target."""
+"""Target: the share of the peer's rate."""
 GROUPS = (1000, 10)
 DEADLINE_MS = 1_800_000
 
 
 class Gate(Actor[ExecutorMessage]):
-    """Hands every message on to the engine, in order, while it is open."""
+    """Forwards every message to the engine, in order, while it is open."""
 
     def __init__(self, engine: ActorAddress[ExecutorMessage]) -> None:
         self._engine = engine
@@ -43,21 +44,21 @@ class Gate(Actor[ExecutorMessage]):
         self._open.set()
 
     def shut(self) -> None:
-        """Nothing passes until `release`."""
+        """Close the gate: no message passes until `release`."""
         self._open = anyio.Event()
 
     def release(self) -> None:
-        """What waits passes."""
+        """Open the gate, and let the waiting messages pass."""
         self._open.set()
 
     async def receive(self, message: ExecutorMessage) -> None:
-        """Waits at the gate."""
+        """Forward a message once the gate is open."""
         await self._open.wait()
         await self._engine.send(message)
 
 
 class GatedBench(Bench):
-    """A service whose engine lies behind a gate; the peer's queries go past it."""
+    """A service whose engine is behind a gate. The peer's queries bypass the gate."""
 
     gate: Gate
 
@@ -71,7 +72,7 @@ class GatedBench(Bench):
 
 
 def changes(number: int, count: int, groups: int) -> pa.Table:
-    """The rows of the insert `number`."""
+    """Return the rows of insert `number`."""
     ids = numpy.arange(number * count, (number + 1) * count, dtype=numpy.int64)
     return pa.table({"id": ids, "k": ids * 7919 % groups, "v": ids % 90})
 
@@ -79,7 +80,8 @@ def changes(number: int, count: int, groups: int) -> pa.Table:
 async def behind(
     bench: GatedBench, client: Client, view: str, table: str, many: list[pa.Table]
 ) -> float:
-    """Inserts pieces of `many` while the view stands still; then ms until it has caught up."""
+    """Insert the slices of `many` while the view is blocked, then return the milliseconds that it
+    takes to catch up."""
     bench.gate.shut()
     try:
         written = 0
@@ -93,7 +95,7 @@ async def behind(
 
 
 async def one(report: Report, groups: int, times: int, count: int, folder: Path) -> None:
-    """One number of groups: warm up, fall behind, catch up, recompute."""
+    """Measure one number of groups: warm up, fall behind, catch up, recompute."""
     bench = GatedBench(Settings(state_dir=str(folder / "state"), listen="127.0.0.1:0"))
     sql = "SELECT k, count(*) AS n, sum(v) AS s FROM changes GROUP BY k"
     counted: list[tuple[float, int]] = []
@@ -130,7 +132,7 @@ async def one(report: Report, groups: int, times: int, count: int, folder: Path)
 
 
 async def run(report: Report) -> None:
-    """Many groups and few."""
+    """Measure many groups, then few."""
     times, count = (20, 100) if report.quick else (1000, 1000)
     for groups in GROUPS:
         with tempfile.TemporaryDirectory() as folder:
@@ -138,6 +140,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("Catching up with many times beside one batch aggregate.")
+    made = Report("Catching up with many timestamps, against one batch aggregate.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

@@ -1,12 +1,13 @@
-"""Steps of a view where Spark is a cluster or a Connect server, beside those of a local Spark.
+"""Steps of a view whose Spark is a cluster or a Connect server, against those of a local Spark.
 
-A join and aggregate over a table of 10M rows, maintained by services of the same settings but for
-Spark: ``local[2]`` (the peer of the small steps), a standalone cluster of two workers of one core
+A join and aggregate over a table of 10M rows is maintained by services that differ only in their
+Spark: ``local[2]`` (the peer of the small steps), a standalone cluster of two workers with one core
 each, and a Connect server. ``small_step_cluster``, ``small_step_connect``: from a write of 100 rows
-until the view has them, in turns. ``large_step_cluster``: the same of 1 % of the rows, beside the
-view's query over the whole table by the same cluster, read from files (what a refresh would take).
+until the view has them, in alternation. ``large_step_cluster``: the same for 1 % of the rows; the
+peer is the view's query over the whole table on the same cluster, read from files, as a refresh
+would do.
 
-The environment's ROWS gives another number of rows.
+The environment variable ROWS sets the number of rows.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SQL = QUERIES["join_aggregate"]
 
 
 class SteppedService:
-    """One service with its Spark, and how many rows it has been given."""
+    """A service with its Spark, and the number of rows inserted so far."""
 
     def __init__(self, settings: Settings) -> None:
         self.bench = Bench(settings)
@@ -53,7 +54,7 @@ class SteppedService:
         self.view = VIEW
 
     async def fill(self, count: int) -> None:
-        """Make and fill the tables."""
+        """Create and fill the tables."""
         for name, columns in TABLES.items():
             await self.client.create_table(name, columns)
         await self.client.insert("products", products())
@@ -61,19 +62,19 @@ class SteppedService:
             await self.insert(min(CHUNK, count - self.rows))
 
     async def load(self, count: int) -> None:
-        """Fill the tables and make the view."""
+        """Fill the tables and create the view."""
         await self.fill(count)
         await self.client.create_materialized_view(VIEW, SQL)
         await self.step(CHANGES)
 
     async def insert(self, count: int) -> int:
-        """Write further rows; return the time of the write."""
+        """Insert `count` more rows and return the time of the write."""
         written = await self.client.insert("sales", sales(self.rows, count))
         self.rows += count
         return written
 
     async def step(self, count: int) -> float:
-        """Milliseconds from a write of so many rows until the view has them."""
+        """Return the milliseconds from a write of `count` rows until the view has them."""
         began = time.perf_counter()
         written = await self.insert(count)
         await self.client.wait_for(self.view, written, deadline_ms=DEADLINE_MS)
@@ -81,7 +82,7 @@ class SteppedService:
 
 
 def stepped(folder: Path, master: str) -> Settings:
-    """The settings of a service whose executors have what the cluster's workers give."""
+    """Return settings for a service whose executors use what the cluster's workers offer."""
     conf = {} if master.startswith("sc://") else {"spark.executor.memory": "512m"}
     return Settings(
         state_dir=str(folder), listen="127.0.0.1:0", spark_master=master, spark_conf=conf
@@ -89,7 +90,7 @@ def stepped(folder: Path, master: str) -> Settings:
 
 
 async def opened(stack: AsyncExitStack, settings: Settings) -> SteppedService:
-    """A service that runs."""
+    """Start a service and return it with its client."""
     made = SteppedService(settings)
     service = await stack.enter_async_context(made.bench.service)
     made.client = await stack.enter_async_context(await Client.in_process(service))
@@ -97,7 +98,7 @@ async def opened(stack: AsyncExitStack, settings: Settings) -> SteppedService:
 
 
 async def small(report: Report, name: str, ours: SteppedService, peer: SteppedService) -> None:
-    """Small steps of both, in turns."""
+    """Measure small steps of both services in alternation."""
     warm, counted = (3, 3) if report.quick else (15, 40)
     taken = [(await ours.step(CHANGES), await peer.step(CHANGES)) for _ in range(warm + counted)]
     mine, theirs = zip(*taken[warm:], strict=True)
@@ -105,7 +106,7 @@ async def small(report: Report, name: str, ours: SteppedService, peer: SteppedSe
 
 
 def written(folder: Path, count: int) -> dict[str, Path]:
-    """The tables as files, for the query over all rows."""
+    """Write the tables as files, for the query over all rows."""
     files = {name: folder / f"{name}.parquet" for name in TABLES}
     pq.write_table(products(), files["products"])
     schema: pa.Schema = sales(0, 1).schema
@@ -116,7 +117,7 @@ def written(folder: Path, count: int) -> dict[str, Path]:
 
 
 async def run(report: Report, java: JavaHome) -> None:
-    """One peer, and one service after the other beside it."""
+    """Measure each service against the peer."""
     (count,) = sizes([200_000 if report.quick else ROWS])
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -144,7 +145,7 @@ async def run(report: Report, java: JavaHome) -> None:
 
 
 def main(title: str, run: Callable[[Report, JavaHome], Awaitable[None]]) -> None:
-    """Run a benchmark that starts a Java of its own."""
+    """Run a benchmark that starts its own Java."""
     made = Report(title)
     with tempfile.TemporaryDirectory() as place:
         found = find_java(Path(place))
@@ -155,4 +156,4 @@ def main(title: str, run: Callable[[Report, JavaHome], Awaitable[None]]) -> None
 
 
 if __name__ == "__main__":
-    main("Steps on a cluster and over Connect beside those of a local Spark.", run)
+    main("Steps on a cluster and over Connect, against those of a local Spark.", run)

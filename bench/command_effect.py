@@ -1,8 +1,8 @@
-"""From a command to its effect in an idle cluster, over loopback TCP, two workers.
+"""The latency from a command to its effect, on an idle cluster with two workers over loopback TCP.
 
-``command_to_answer``: a peek of an index that is not there goes through connection, adapter,
-worker, sequencer and both workers, and its merged answer comes back. Ours is the median beyond
-that of a bare echo of as many bytes over the same loopback; the peer is the bound.
+``command_to_answer``: a peek of an index that does not exist passes through the connection, the
+adapter, the worker, the sequencer and both workers, and the merged response comes back. Ours is the
+median minus that of a bare echo of as many bytes over the same loopback; the peer is the limit.
 
     python bench/command_effect.py [--json FILE] [--quick]
 """
@@ -23,7 +23,7 @@ WANTED_MS = 1.0
 
 
 async def echo_ms(count: int, size: int) -> float:
-    """Median round trip of so many bytes over loopback."""
+    """Return the median round trip of `size` bytes over loopback, in ms."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(size):
@@ -46,7 +46,7 @@ async def echo_ms(count: int, size: int) -> float:
 
 
 async def run(report: Report) -> None:
-    """One peek after the other."""
+    """Measure peeks one after another."""
     count = 200 if report.quick else COMMANDS
     async with house() as built:
         client = await built.client()
@@ -67,6 +67,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("Command to effect, idle.")
+    made = Report("Latency from a command to its effect on an idle cluster.")
     asyncio.run(run(made))
     made.close()

@@ -1,13 +1,15 @@
-"""The door for Spark Connect's clients, beside the Connect server behind it, by unmodified PySpark.
+"""The Spark Connect gateway against the Connect server behind it, used by an unmodified PySpark.
 
 One service, whose Spark serves both: through the gateway, and directly at the server in its JVM.
-``connect_select_1``: ``spark.sql("SELECT 1").collect()``, p50. ``connect_rows``: a million rows
-that Spark makes, to Arrow; so both sides do the same work but for the gateway's.
-``connect_plain_read``: a read of the gateway's own, without Spark, of one row by its key (p50; the
-bound is of ours), beside ``SELECT 1`` at the direct server, which is the least that a read costs
-there.
 
-The environment's ROWS gives another number of rows than a million.
+- ``connect_select_1``: ``spark.sql("SELECT 1").collect()``, p50.
+- ``connect_rows``: a million rows that Spark generates, to Arrow, so that both sides do the same
+  work except for the gateway's.
+- ``connect_plain_read``: a read of one row by its key, which the gateway answers without Spark
+  (p50; the limit applies to ours). The peer is ``SELECT 1`` at the direct server, the cheapest read
+  there.
+
+The environment variable ROWS sets another number of rows than a million.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from measure import Measure, Report, median
 ROWS = int(os.environ.get("ROWS", "1000000"))
 KEPT = 10_000
 SERVE = "--serve"
-"""Runs the service in place of the benchmark."""
+"""Flag that runs the service instead of the benchmark."""
 MADE = "id", "CAST(id AS string) AS name", "id / 8 AS value", "timestamp_seconds(id) AS at"
 
 
@@ -52,14 +54,14 @@ def rows(spark: Any, count: int) -> object:
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Time of one call, in ms."""
+    """Return the duration of one call in ms."""
     began = time.perf_counter()
     run()
     return (time.perf_counter() - began) * 1000
 
 
 def beside(report: Report, name: str, count: int, mine: Any, theirs: Any) -> None:
-    """Medians of two calls, which take turns: the JVM goes on compiling meanwhile."""
+    """Report the medians of two calls, in alternation because the JVM keeps compiling."""
     for run in (mine, theirs) * max(2, count // 10):
         run()
     times = [(timed(mine), timed(theirs)) for _ in range(count)]
@@ -69,7 +71,7 @@ def beside(report: Report, name: str, count: int, mine: Any, theirs: Any) -> Non
 
 def measure(report: Report, ours: Any, peer: Any) -> None:
     calls = 30 if report.quick else 200
-    # The JVM compiles what it does often: before that, figures are its compiler's.
+    # Figures taken before the JVM has compiled frequent code measure its compiler.
     for _ in range(calls * 4):
         one(ours), one(peer)
     beside(report, "connect_select_1", calls, partial(one, ours), partial(one, peer))
@@ -88,11 +90,11 @@ def measure(report: Report, ours: Any, peer: Any) -> None:
     report.add(Measure("connect_plain_read", reads, least, most=8.0))
 
 
-# -- the service, in a process of its own ---------------------------------------------------------
+# -- the service, in a separate process -----------------------------------------------------------
 
 
 def serve(folder: str) -> None:
-    """Runs a service until its input ends; prints the addresses of its two servers."""
+    """Run a service until its input ends, and print the addresses of its two servers."""
     settings = Settings(
         state_dir=folder,
         listen="127.0.0.1:0",
@@ -130,7 +132,7 @@ def serve(folder: str) -> None:
 
 @contextmanager
 def addresses(folder: Path) -> Iterator[tuple[str, str]]:
-    """The gateway's address, and that of the server behind it."""
+    """Yield the addresses of the gateway and of the server behind it."""
     command = [sys.executable, __file__, SERVE, str(folder)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,9 +1,9 @@
-"""The queries of a public corpus as live views: what `tpch` and `tpcds` share.
+"""The queries of a public corpus as live views: the code that `tpch` and `tpcds` share.
 
-A service with the embedded default holds the corpus's tables and maintains one query at a time. A
-step changes rows in place (half retractions, half insertions). Ours: the write is acknowledged →
-the view is durable beyond it. Peer: the query's own text run whole by plain Spark over Parquet
-files of the same tables, in the same Spark session. Both are warm.
+A service with default settings holds the corpus's tables and maintains one query at a time. A step
+updates rows in place (half retractions, half insertions). Ours: from the acknowledgement of the
+write until the view is durable beyond it. Peer: plain Spark runs the query's text in full over
+Parquet files of the same tables, in the same Spark session. Both are warm.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ DEADLINE_MS = 600_000
 
 
 class Changes(Protocol):
-    """Writes one step's changes."""
+    """Writes the changes of one step."""
 
     async def write(self, client: Client, query: CorpusQuery, rows: int) -> int:
-        """Change about `rows` rows in one transaction; return its time."""
+        """Change about `rows` rows in one transaction and return its time."""
         ...
 
 
 class StepSize(msgspec.Struct):
-    """Steps of one size: their name, changed rows, and how many are taken."""
+    """A step size: its label, the number of changed rows, and how many steps to run."""
 
     label: str
     rows: int
@@ -50,7 +50,7 @@ class StepSize(msgspec.Struct):
 
 
 class CorpusRun(msgspec.Struct):
-    """What is run, and beside what."""
+    """Describes one run: the corpus, its tables, and the step sizes."""
 
     corpus: str
     changes: Changes
@@ -63,7 +63,8 @@ class CorpusRun(msgspec.Struct):
 
 
 class NextRows:
-    """Takes rows of tables, far apart, so that a step touches many groups; each row once."""
+    """Takes rows of tables that are far apart, so that a step affects many groups. Takes each row
+    once."""
 
     STRIDE = 7919
 
@@ -81,7 +82,8 @@ class NextRows:
 
 
 def chosen(corpus: str) -> list[CorpusQuery]:
-    """Return the corpus's queries, or those that the environment's QUERIES names (``q1,q3``)."""
+    """Return the corpus's queries, or those named by the environment variable QUERIES
+    (``q1,q3``)."""
     names = set(filter(None, os.environ.get("QUERIES", "").split(",")))
     return [q for q in read_queries(FOLDER, corpus) if not names or q.name in names]
 
@@ -100,7 +102,7 @@ async def _one(
 ) -> dict[str, float]:
     """Create the view, step it and recompute it.
 
-    Return ours / peer by the steps' label; nothing where the query's answer is an error.
+    Return ours / peer by step label. Omits a query whose result is an error.
     """
     created = time.perf_counter()
     await client.create_materialized_view(query.name, query.sql)
@@ -124,8 +126,8 @@ async def _one(
     for _ in range(run.peer_warm + run.peer_counted):
         try:
             again.append(await bench.query(query.sql, paths))
-        except DefiniteError as error:  # its answer over these tables is an error: the view's, too
-            print(f"{query.name} is not counted, plain Spark fails: {error}", flush=True)
+        except DefiniteError as error:  # the query fails on these tables, and so does the view
+            print(f"{query.name} is skipped because plain Spark fails: {error}", flush=True)
             return {}
     peer = median(again[run.peer_warm :])
     for label, ours in measured:
@@ -139,13 +141,13 @@ async def _one(
 async def run_corpus(
     report: Report, run: CorpusRun, tables: Mapping[str, pa.Table], folder: Path
 ) -> None:
-    """Load the tables, take the queries one by one, and report the median and slowest ratios.
+    """Load the tables, measure the queries one by one, and report the median and slowest ratios.
 
     Args:
-        report: Where the measures go.
-        run: What is run.
+        report: Receives the measures.
+        run: The queries and step sizes.
         tables: The corpus's rows.
-        folder: An existing one, for the service's state and the peer's files.
+        folder: An existing folder for the service's state and the peer's files.
     """
     files = folder / "files"
     files.mkdir()
@@ -158,7 +160,7 @@ async def run_corpus(
         for query in chosen(run.corpus):
             try:
                 ratios.append(await _one(report, client, bench, query, run, files))
-            except PenstockError as error:  # the others are measured all the same
+            except PenstockError as error:  # the others are still measured
                 print(f"{query.name} failed: {error}", flush=True)
                 ratios.append({step.label: float("inf") for step in run.steps})
                 if any(o.name == query.name for o in (await client.status()).objects):

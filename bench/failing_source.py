@@ -1,11 +1,11 @@
-"""Nine sources that do well, beside one that fails every ten seconds, and without it.
+"""Nine healthy sources, with and without a tenth one that fails every ten seconds.
 
-The whole service, on the in-memory engine: nine counters, each committed ten times a second, and
-a table of a PostgreSQL database that somebody writes to as often. Every ten seconds that
-source loses its connections, every other time for three seconds in which the server takes none.
-``freshness_p50`` and ``freshness_p99``: how old, at any moment, is what a subscriber of one of the
-nine has; ours with the tenth source, the peer is the same service without it. Both take turns
-within one run, so that what the machine does meanwhile weighs on both.
+The whole service runs on the in-memory engine. It has nine counters, each committed ten times a
+second, and a table in a PostgreSQL database that is written as often. Every ten seconds that source
+loses its connections, and every other time the server also refuses connections for three seconds.
+``freshness_p50`` and ``freshness_p99``: the age, at any moment, of what a subscriber of one of the
+nine has. Ours is with the tenth source, the peer is the same service without it. Both alternate
+within one run, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ WRITE_EVERY_S = 0.1
 
 
 class Seen:
-    """When a subscriber heard of which upper."""
+    """Records when a subscriber received which upper."""
 
     def __init__(self) -> None:
         self.at_ms: list[float] = []
         self.upper: list[float] = []
 
     async def follow(self, client: Client, name: str) -> None:
-        """For ever."""
+        """Record every change of an object, forever."""
         async for change in client.subscribe(name, snapshot=False):
             self.at_ms.append(time.time() * 1000)
             self.upper.append(change.upper)
 
     def ages(self, begin_ms: float, end_ms: float) -> np.ndarray:
-        """Of what it had, at moments of that while, in milliseconds."""
+        """Return the age of the subscriber's contents at sampled moments of an interval, in ms."""
         moments = np.arange(begin_ms, end_ms, SAMPLE_MS)
         last = np.searchsorted(np.array(self.at_ms), moments, side="right") - 1
         if last.min() < 0:
-            raise SystemExit("a healthy source was not sealed before the measuring began")
+            raise SystemExit("a healthy source was not sealed before the measurement started")
         ages: np.ndarray = moments - (np.array(self.upper)[last] - 1)
         return ages
 
@@ -67,13 +67,13 @@ class Seen:
 def in_memory(
     system: ActorSystem, settings: Settings, scratch: Path
 ) -> ActorAddress[ExecutorMessage]:
-    """An engine that is not asked for anything."""
+    """Return an engine that runs no jobs."""
     address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
     return address
 
 
-class Outside:
-    """The database, somebody who writes to it, and what makes its reader fail."""
+class UpstreamDatabase:
+    """The upstream database with a writer, and the failures of its reader."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -81,8 +81,8 @@ class Outside:
         self.failures = 0
 
     @asynccontextmanager
-    async def there(self) -> AsyncIterator[None]:
-        """With the table, and changes to it."""
+    async def running(self) -> AsyncIterator[None]:
+        """Create the database with its table, and write changes to it while the block lasts."""
         with psycopg.connect(self._server.conninfo(), autocommit=True) as made:
             made.execute(f"CREATE DATABASE {DATABASE}")
         info = self._server.conninfo(dbname=DATABASE)
@@ -105,12 +105,12 @@ class Outside:
             await anyio.sleep(WRITE_EVERY_S)
 
     async def run(self, sql: str) -> None:
-        """As the superuser, from another database."""
+        """Run a statement as the superuser, from another database."""
         assert self._admin is not None, "there"
         await self._admin.execute(sql.encode())
 
     async def fail(self) -> None:
-        """Now; every other time for a while."""
+        """Close the source's connections; every other time also refuse new ones for a while."""
         self.failures += 1
         long = self.failures % 2 == 0
         if long:
@@ -124,50 +124,53 @@ class Outside:
             await self.run(f"ALTER DATABASE {DATABASE} ALLOW_CONNECTIONS true")
 
     async def fail_for(self, while_s: float) -> None:
-        """Every ten seconds of that while; in their midst first."""
+        """Fail every ten seconds for `while_s` seconds, the first time in the middle of an
+        interval."""
         start = anyio.current_time() + FAILS_EVERY_S / 2
         for number in range(int(while_s / FAILS_EVERY_S)):
             await anyio.sleep_until(start + number * FAILS_EVERY_S)
             await self.fail()
 
 
-async def ill_for(client: Client, outside: Outside, server: PostgresServer, while_s: float) -> Any:
-    """(begin, end) of a while with the tenth source, in which it failed again and again."""
+async def run_with_failures(
+    client: Client, upstream: UpstreamDatabase, server: PostgresServer, while_s: float
+) -> Any:
+    """Return the (begin, end) of a period with the tenth source, in which it failed repeatedly."""
     config = {"kind": "postgres", "host": str(server.folder), "port": server.port}
     config |= {"database": DATABASE, "user": server.user}
     await client.create_source(FAILING, config, {"public.orders": "orders"})
     await anyio.sleep(SETTLE_S)
-    before = outside.failures
+    before = upstream.failures
     async with anyio.create_task_group() as group:
-        group.start_soon(outside.fail_for, while_s)
-        found = await well_for(while_s)
+        group.start_soon(upstream.fail_for, while_s)
+        found = await wait_period(while_s)
     ((tenth,),) = [[each for each in await client.sources() if each.name == FAILING]]
     restarts = 0 if tenth.statistics is None else tenth.statistics.restarts
-    if not restarts or outside.failures == before:
-        raise SystemExit(f"it did not fail: {tenth}")
-    print(f"  {outside.failures - before} failures, {restarts} restarts", flush=True)
+    if not restarts or upstream.failures == before:
+        raise SystemExit(f"the source did not fail: {tenth}")
+    print(f"  {upstream.failures - before} failures, {restarts} restarts", flush=True)
     await client.drop_source(FAILING)
     await anyio.sleep(SETTLE_S)
     return found
 
 
-async def well_for(while_s: float) -> tuple[float, float]:
-    """(begin, end) of a while, in milliseconds."""
+async def wait_period(while_s: float) -> tuple[float, float]:
+    """Wait, and return the (begin, end) of the period in ms."""
     begin = time.time() * 1000
     await anyio.sleep(while_s)
     return begin, time.time() * 1000
 
 
 async def run(report: Report) -> None:
-    """Takes turns."""
+    """Measure periods with and without the failing source in alternation."""
     while_s, turns = (15.0, 1) if report.quick else (30.0, 3)
     seen = {name: Seen() for name in HEALTHY}
     whiles: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     with TemporaryDirectory() as folder, postgres_server(wal_level="logical") as server:
         settings = Settings(state_dir=str(Path(folder) / "state"), listen="127.0.0.1:0")
-        outside = Outside(server)
+        upstream = UpstreamDatabase(server)
         async with (
-            outside.there(),
+            upstream.running(),
             Service(settings, engine=in_memory) as service,
             await Client.connect(service.address) as client,
             anyio.create_task_group() as group,
@@ -177,8 +180,8 @@ async def run(report: Report) -> None:
                 group.start_soon(seen[name].follow, client, name)
             await anyio.sleep(SETTLE_S)
             for _ in range(turns):
-                whiles[False].append(await well_for(while_s))
-                whiles[True].append(await ill_for(client, outside, server, while_s))
+                whiles[False].append(await wait_period(while_s))
+                whiles[True].append(await run_with_failures(client, upstream, server, while_s))
             group.cancel_scope.cancel()
     ages = {
         ill: np.concatenate([each.ages(*one) for each in seen.values() for one in found])
@@ -191,7 +194,7 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("Nine sources beside one that fails every ten seconds.")
+    made = Report("Nine sources, with and without one that fails every ten seconds.")
     try:
         anyio.run(run, made, backend_options={"use_uvloop": True})
     except NoPostgres as error:

@@ -1,9 +1,9 @@
-"""From the SIGKILL of the service that owns its stores to a write that another one acknowledges.
+"""The time from the SIGKILL of the service that owns its stores to a write acknowledged by another.
 
 Two services with `--standby`, with the default `heartbeat_ms` and `takeover_ms`, share documents in
 an SQLite file and blobs in a folder. A client writes to the owner; the owner is killed; the client
-writes to the other one as soon as it accepts connections. Then the killed one stands by again, and
-so on, in turn. ``failover``: the median. There is no peer: the target bounds ours.
+writes to the other service as soon as it accepts connections. Then the killed service restarts as
+the standby, and so on. ``failover``: the median. There is no peer: the target limits ours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class StandbyService:
-    """One of the two services, at the same address in each life."""
+    """One of the two services, at the same address after each restart."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.port = free_port()
@@ -51,7 +51,7 @@ class StandbyService:
         self.process.wait()
 
     def stood_by(self) -> None:
-        """Return when the service says that it stands by."""
+        """Wait until the service says that it stands by."""
         deadline = time.monotonic() + WAIT_SECONDS
         while "standing by" not in self._log.read_text():
             if time.monotonic() > deadline:
@@ -59,7 +59,7 @@ class StandbyService:
             time.sleep(0.05)
 
     def written(self, number: int) -> None:
-        """Return when a write of this row is acknowledged."""
+        """Wait until a write of row `number` is acknowledged."""
         deadline = time.monotonic() + WAIT_SECONDS
         dsn = f"postgresql://bench@127.0.0.1:{self.port}/penstock"
         while True:
@@ -76,7 +76,7 @@ class StandbyService:
 
 
 def failovers(folder: Path, count: int) -> list[float]:
-    """Return the time of each takeover, in ms."""
+    """Return the duration of each takeover in ms."""
     owner, waiting = (StandbyService(folder, name) for name in ("one", "two"))
     found = []
     try:

@@ -1,11 +1,10 @@
 """One view's changes to a hundred subscribers over TCP.
 
-The service is a process of its own, on the in-memory engine; all clients are in this one, which
-decodes every change to Arrow. A writer inserts rows one write after another, each as soon as the
-last was acknowledged; all of them are in the view. ``fan_out_R_100``: milliseconds from the first
-write of R rows until every client has every update. Peer: the time that this many updates (over
-all clients) may take at `UPDATES_A_SECOND`. ``fan_out_R_beside_1``: the same, beside the time
-with one client alone.
+The service is a separate process, on the in-memory engine. All clients are in this process, which
+decodes every change to Arrow. A writer inserts rows, each write as soon as the previous one is
+acknowledged; all of them are in the view. ``fan_out_R_100``: milliseconds from the first write of R
+rows until every client has every update. Peer: the time that this many updates (over all clients)
+may take at `UPDATES_A_SECOND`. ``fan_out_R_beside_1``: the same, against the time with one client.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from measure import Measure, Report, median
 CLIENTS = 100
 UPDATES_A_SECOND = 200_000
 ROWS = (100, 1_000)
-"""Of a write."""
+"""Rows per write."""
 WRITES = 100
 TURNS = 3
 VIEW = "SELECT id, k, v * 2 AS w FROM events WHERE v >= 0"
 
 
 async def serve(place: Path) -> None:
-    """Serves until the parent is done."""
+    """Serve until the parent exits."""
     settings = Settings(
         state_dir=str(place / "service"), listen="127.0.0.1:0", connections_max=2 * CLIENTS
     )
@@ -48,7 +47,7 @@ async def serve(place: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def served() -> AsyncIterator[str]:
-    """The address of a service."""
+    """Yield the address of a service in a separate process."""
     with tempfile.TemporaryDirectory() as place:
         process = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, __file__, "--serve", place],
@@ -66,7 +65,7 @@ async def served() -> AsyncIterator[str]:
 
 
 class Subscriber:
-    """Counts what it hears."""
+    """Counts the updates that it receives."""
 
     def __init__(self) -> None:
         self.updates = 0
@@ -74,7 +73,7 @@ class Subscriber:
         self._news = anyio.Event()
 
     async def run(self, client: Client) -> None:
-        """Subscribes, until it is cancelled."""
+        """Subscribe until cancelled."""
         async for change in client.subscribe("shown"):
             self.updates += 0 if change.table is None else change.table.num_rows
             self.upper = change.upper
@@ -82,20 +81,20 @@ class Subscriber:
             self._news = anyio.Event()
 
     async def beyond(self, written: int) -> None:
-        """Waits until it has heard everything up to that time."""
+        """Wait until all changes up to a time have arrived."""
         while self.upper <= written:
             await self._news.wait()
 
 
 class Source:
-    """Writes rows that were not there."""
+    """Writes new rows."""
 
     def __init__(self, writer: Client) -> None:
         self._writer = writer
         self._rows = 0
 
     async def write(self, count: int) -> int:
-        """The time of the write."""
+        """Insert `count` new rows and return the time of the write."""
         ids = numpy.arange(self._rows, self._rows + count, dtype=numpy.int64)
         self._rows += count
         table = pa.table({"id": ids, "k": ids % 1000, "v": ids % 90})
@@ -103,7 +102,7 @@ class Source:
 
 
 async def turn(source: Source, clients: list[Client], rows: int, writes: int) -> float:
-    """Milliseconds until all updates have come to all of these clients."""
+    """Return the milliseconds until all these clients have all updates."""
     subscribers = [Subscriber() for _ in clients]
     async with anyio.create_task_group() as group:
         for subscriber, client in zip(subscribers, clients, strict=True):
@@ -125,7 +124,7 @@ async def turn(source: Source, clients: list[Client], rows: int, writes: int) ->
 
 
 async def run(report: Report) -> None:
-    """All of it."""
+    """Measure each number of rows, with a hundred clients and with one."""
     count, writes = (10, 10) if report.quick else (CLIENTS, WRITES)
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(served())
@@ -137,7 +136,7 @@ async def run(report: Report) -> None:
         await writer.create_table("events", columns)
         await writer.create_materialized_view("shown", VIEW)
         source = Source(writer)
-        await turn(source, clients[:1], ROWS[0], writes)  # warm
+        await turn(source, clients[:1], ROWS[0], writes)  # warm-up
         for rows in ROWS:
             took, alone = [], []
             for _ in range(1 if report.quick else TURNS):

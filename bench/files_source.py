@@ -1,11 +1,11 @@
-"""Files as a source until their rows are durable in a shard, beside Spark reading and writing them.
+"""Files as a source, until their rows are durable, against Spark reading and writing them.
 
-Ours: the source of files takes a folder of new files; pieces are written as parts, and appended
-with the position's mark, as an ingestion does. Peer: Spark, warm, reads the very same files and
-writes the same rows as Parquet (zstd, as parts are), the reading of `TakeFiles` without anything
-around it. ``copied_once``: a one-shot copy of the same files, to its append. ``parquet``: ten files
-whose columns have the wanted types, which need no Spark; ``parquet_by_spark`` (no target): the
-same, had they needed it; ``csv``: a tenth of the rows. Twice the peer's time is half of its rate.
+Ours: the file source reads a folder of new files; rows are written as parts and appended with the
+position mark, as an ingestion does. Peer: Spark, warm, reads the same files and writes the same
+rows as Parquet (zstd, like the parts), by the read of `TakeFiles` alone. ``copied_once``: a
+one-shot copy of the same files, up to its append. ``parquet``: ten files whose columns have the
+target types, which need no Spark; ``parquet_by_spark`` (no target): the same, read by Spark;
+``csv``: a tenth of the rows. Twice the peer's time is half of its rate.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ CUSTOMERS = DrawStream(1, "customers").texts(numbered(0, 10_000), 8, 24)
 
 
 def rows(start: int, stop: int) -> pa.Table:
-    """Sales `start` to ``stop - 1``."""
+    """Return sales `start` to ``stop - 1``."""
     ids = numbered(start, stop)
     columns: list[Any] = [
         ids,
@@ -86,7 +86,7 @@ def rows(start: int, stop: int) -> pa.Table:
 
 
 def write(folder: Path, kind: str, count: int) -> int:
-    """So many rows in files of one format; their bytes."""
+    """Write `count` rows in files of one format and return their bytes."""
     folder.mkdir()
     each = -(-count // FILES)
     for number in range(FILES):
@@ -102,7 +102,7 @@ def write(folder: Path, kind: str, count: int) -> int:
 
 
 class Bench:
-    """An engine, and a place for shards."""
+    """An engine and a client of shards."""
 
     def __init__(self, folder: Path, engine: ActorAddress[ExecutorMessage]) -> None:
         self._folder = folder
@@ -112,7 +112,7 @@ class Bench:
         self._around = ConnectorContext(self._clock, settings, folder / "scratch", self.run_job)
 
     async def run_job(self, job: Job) -> Answer:
-        """The engine's answer."""
+        """Run a job on the engine and return its answer."""
 
         def make(reply: ReplySlot[Answer]) -> ExecutorMessage:
             return SubmitJob(job, reply)
@@ -120,7 +120,7 @@ class Bench:
         return await self._engine.ask(make, DEADLINE_MS)
 
     async def ours(self, kind: str, count: int) -> float:
-        """Milliseconds from opening the source to the last append."""
+        """Return the milliseconds from opening the source to the last append."""
         options = {"header": "true"} if kind == "csv" else {}
         config = FilesConfig(
             folder=str(self._folder / kind),
@@ -144,8 +144,8 @@ class Bench:
         return elapsed
 
     async def copied(self, count: int) -> float:
-        """Milliseconds of a one-shot copy of the Parquet files: staged, then appended at a time
-        that is chosen at the end."""
+        """Return the milliseconds of a one-shot copy of the Parquet files: staged, then appended at
+        a time chosen at the end."""
         place = self._folder / f"state-{uuid.uuid4().hex}"
         persist = await PersistClient.open(place, self._around.settings, self._clock)
         request = CopyFromConfig(path=str(self._folder / "parquet"), format="parquet")
@@ -167,7 +167,7 @@ class Bench:
                     policy=STOP,
                 )
                 while not isinstance(ended := await probe.expect(object), OneshotEnded):
-                    pass  # how far it is
+                    pass  # the frontier so far
                 assert isinstance(ended.result, FilesStaged), ended
                 parts = parts_of(ended.result)
                 assert await persist.claim("u1", parts)
@@ -197,11 +197,11 @@ class Bench:
         return taken
 
     async def peer(self, kind: str, bytes_: int) -> float:
-        """Spark's milliseconds for reading the files and writing them."""
+        """Return the milliseconds that Spark takes to read the files and write them."""
         source = "csv" if kind == "csv" else "parquet"
         paths = tuple(sorted(str(path) for path in (self._folder / kind).iterdir()))
         options = (("header", "true"), ("mode", "FAILFAST")) if source == "csv" else ()
-        # As many bytes as make an answer large: it is written, not collected.
+        # Makes the answer count as large, so that it is written to files instead of collected.
         size = max(bytes_, 1 << 40)
         job = TakeFiles(uuid.uuid4().hex, paths, source, SCHEMA, SCHEMA.names, options, size)
         answer = await self.run_job(job)
@@ -212,7 +212,7 @@ class Bench:
 
 
 async def one(report: Report, bench: Bench, kind: str, count: int, folder: Path) -> None:
-    """One format: files, a warm turn of each side, then turns."""
+    """Measure one format: write the files, warm up each side, then alternate."""
     size = await anyio.to_thread.run_sync(functools.partial(write, folder / kind, kind, count))
     turns = 1 if report.quick else 3
     ours, peer, by_spark, copied = [], [], [], []
@@ -242,7 +242,7 @@ async def one(report: Report, bench: Bench, kind: str, count: int, folder: Path)
 
 
 async def run(report: Report) -> None:
-    """Parquet, then CSV."""
+    """Measure Parquet, then CSV."""
     counts = sizes([100_000] if report.quick else [10_000_000])
     for count in counts:
         with tempfile.TemporaryDirectory() as place:
@@ -255,6 +255,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("Files as a source beside Spark reading and writing them.")
+    made = Report("Files as a source, against Spark reading and writing them.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

@@ -1,23 +1,23 @@
-"""How old five views on a PostgreSQL under pgbench are, as a reader sees it.
+"""How stale five views over a PostgreSQL under pgbench are, as a reader sees it.
 
-PostgreSQL holds pgbench's tables (scale 5: 500,000 accounts); a source brings them, and five views
-stand on them: accounts by branch, tellers with their history, the sum of all balances, accounts
-with more than one transfer, and the rows of 500 accounts with their branch's balance. pgbench makes
-20, 100 and 400 transactions a second, one rate after another, beginning when the views are there.
-Ages are now less a view's upper, sampled ten times a second over all views.
+PostgreSQL holds pgbench's tables (scale 5: 500,000 accounts). A source ingests them, and there are
+five views: accounts by branch, tellers with their history, the sum of all balances, accounts with
+more than one transfer, and the rows of 500 accounts with their branch's balance. pgbench runs 20,
+100 and 400 transactions a second, one rate after another, starting once the views have caught up.
+The age is the current time minus a view's upper, sampled ten times a second over all views.
 
-``freshness_R_p50``, ``…_p95``: at R transactions a second; ``freshness_first_p95``: in the first
-ten seconds; ``freshness_R_caught_up``: from the load's end until the last view has all of it. The
-peer is plain Spark, which runs the five queries over the same tables (Parquet, cached), one after
-another, again and again: the median, or the percentile, of the ages of its answers.
-``…_postgres``: the same of PostgreSQL itself. Targets are of ours alone.
+``freshness_R_p50``, ``…_p95``: at R transactions a second. ``freshness_first_p95``: in the first
+ten seconds. ``freshness_R_caught_up``: from the end of the load until the last view has all of it.
+The peer is plain Spark, which runs the five queries over the same tables (Parquet, cached) in a
+loop: the median, or the percentile, of the ages of its answers. ``…_postgres``: the same with
+PostgreSQL itself. Targets apply to ours only.
 
-``freshness_beside_heavy_p95``: the four lighter views at 100 transactions a second beside a view of
-sums of doubles by branch, whose groups of 100,000 rows are computed afresh; the peer is the same
+``freshness_beside_heavy_p95``: the four lighter views at 100 transactions a second, next to a view
+of sums of doubles by branch, whose groups of 100,000 rows are recomputed. The peer is the same
 without it.
 
-The environment's SECONDS gives another length of each load than 30, RATES (``20,100``) other rates,
-VIEWS (``balances,moved``) fewer views.
+Environment variables: SECONDS sets the length of each load (30), RATES the rates (``20,100``),
+VIEWS the views (``balances,moved``).
 """
 
 from __future__ import annotations
@@ -63,33 +63,33 @@ VIEWS = {
 HEAVY = "SELECT bid, sum(CAST(abalance AS double) * 1.5) AS total FROM accounts GROUP BY bid"
 HEAVY_TARGET = 1.5
 TARGETS = {20: (300, 700), 100: (300, 700), 400: (450, 1_200)}
-"""Milliseconds of the median and of the 95th percentile, by transactions a second."""
+"""Limits of the median and the 95th percentile in ms, by transactions a second."""
 FIRST_TARGET, CAUGHT_UP_TARGET = 1_500, 1_000
 
 
 class Ages:
-    """Samples of how old views are, in milliseconds, until it is canceled."""
+    """Samples the age of views, in ms, until cancelled."""
 
     def __init__(self, client: Client, views: Sequence[str]) -> None:
         self._client = client
         self._views = frozenset(views)
         self.samples: list[tuple[float, str, float]] = []
-        """(`time.time`, view, age)."""
+        """The samples so far: (`time.time` of the sample, view, age in ms)."""
 
     async def uppers(self) -> dict[str, float]:
-        """The time up to which each view is known, as `time.time` has it."""
+        """Return each view's upper in seconds, comparable with `time.time`."""
         objects = (await self._client.status()).objects
         return {each.name: each.upper / 1000 for each in objects if each.name in self._views}
 
     async def wait_there(self) -> None:
-        """Wait until all views are there, up to now."""
+        """Wait until all views exist and have caught up to now."""
         begun = time.time()
         while min((await self.uppers()).values(), default=0.0) < begun:
             await anyio.sleep(SAMPLE_SECONDS)
-        print(f"  views are there after {time.time() - begun:.1f} s", flush=True)
+        print(f"  views caught up after {time.time() - begun:.1f} s", flush=True)
 
     async def sample(self) -> None:
-        """Sample for ever."""
+        """Sample forever."""
         while True:
             begun = time.time()
             uppers = await self.uppers()
@@ -98,7 +98,7 @@ class Ages:
             await anyio.sleep(max(0.0, begun + SAMPLE_SECONDS - time.time()))
 
     def between(self, start: float, end: float) -> list[float]:
-        """The ages of all views in an interval."""
+        """Return the ages of all views in an interval."""
         return [age for at, _, age in self.samples if start <= at < end]
 
     def tell(self, start: float, end: float) -> None:
@@ -110,12 +110,12 @@ class Ages:
 
 
 def seconds_of(report: Report) -> float:
-    """How long each load is."""
+    """Return the length of each load in seconds."""
     return float(os.environ.get("SECONDS", "12" if report.quick else "30"))
 
 
 async def load(server: PostgresServer, rate: int, seconds: float) -> None:
-    """Run pgbench's own transactions at a rate."""
+    """Run pgbench's built-in transactions at a rate."""
     await anyio.run_process(
         [
             binary("pgbench"), "-h", str(server.folder), "-p", str(server.port), "-U", "bench",
@@ -125,7 +125,7 @@ async def load(server: PostgresServer, rate: int, seconds: float) -> None:
 
 
 async def serve(report: Report, server: PostgresServer, views: dict[str, str]) -> dict[str, float]:
-    """Keep the views under all loads; returns ours by the measures' names."""
+    """Maintain the views under all loads. Returns our figures by measure name."""
     seconds = seconds_of(report)
     rates = [int(each) for each in os.environ.get("RATES", "20,100,400").split(",")]
     found: dict[str, float] = {}
@@ -139,7 +139,7 @@ async def serve(report: Report, server: PostgresServer, views: dict[str, str]) -
             begun = time.time()
             for rate in rates:
                 started = time.time()
-                # The first seconds are told apart: plans are built.
+                # The first seconds are reported separately: plans are built then.
                 warm = FIRST_SECONDS if rate == rates[0] else 2.0
                 await load(server, rate, seconds + warm)
                 ended = time.time()
@@ -164,7 +164,7 @@ async def serve(report: Report, server: PostgresServer, views: dict[str, str]) -
 
 @contextlib.asynccontextmanager
 async def bank(server: PostgresServer) -> AsyncIterator[Client]:
-    """A service with a source of pgbench's tables."""
+    """Yield a client of a service with a source of pgbench's tables."""
     with tempfile.TemporaryDirectory() as place:
         settings = Settings(state_dir=f"{place}/state", listen="127.0.0.1:0")
         async with Service(settings) as service, await Client.in_process(service) as client:
@@ -176,7 +176,7 @@ async def bank(server: PostgresServer) -> AsyncIterator[Client]:
 
 
 async def beside_heavy(server: PostgresServer, views: dict[str, str], seconds: float) -> Measure:
-    """The 95th percentile of light views' ages beside a heavy view, and without it."""
+    """Measure the 95th percentile of light views' ages, with and without a heavy view."""
     found = []
     async with bank(server) as client:
         for name, sql in views.items():
@@ -198,9 +198,9 @@ async def beside_heavy(server: PostgresServer, views: dict[str, str], seconds: f
 
 
 def answer_ages(run: Sequence[Callable[[], object]]) -> list[float]:
-    """Milliseconds that answers are old when queries run one after another, again and again,
-    each answer as of when its query began; sampled as `Ages` does."""
-    for each in run:  # code is compiled
+    """Return the ages in ms of answers when queries run in a loop, each answer as of the start of
+    its query. Sampled as in `Ages`."""
+    for each in run:  # compiles the code
         each()
     spans: list[list[tuple[float, float]]] = [[] for _ in run]
     for _ in range(PEER_ROUNDS):
@@ -219,7 +219,7 @@ def answer_ages(run: Sequence[Callable[[], object]]) -> list[float]:
 
 
 def spark_ages(server: PostgresServer, views: dict[str, str]) -> list[float]:
-    """The ages of plain Spark's answers over cached Parquet files of the tables."""
+    """Return the ages of plain Spark's answers over cached Parquet files of the tables."""
     with tempfile.TemporaryDirectory() as place, psycopg.connect(server.conninfo()) as admin:
         folder = Path(place)
         peer = Peer(folder)
@@ -247,7 +247,7 @@ def spark_ages(server: PostgresServer, views: dict[str, str]) -> list[float]:
 
 
 def postgres_ages(server: PostgresServer, views: dict[str, str]) -> list[float]:
-    """The ages of PostgreSQL's own answers."""
+    """Return the ages of PostgreSQL's own answers."""
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         for name in TABLES:
             admin.execute(f"CREATE VIEW {name} AS SELECT * FROM pgbench_{name}")
@@ -259,13 +259,13 @@ def postgres_ages(server: PostgresServer, views: dict[str, str]) -> list[float]:
 
 
 async def run(report: Report) -> None:
-    """Ours under load, then the peers by themselves."""
+    """Measure ours under load, then the peers alone."""
     wanted = os.environ.get("VIEWS", "") or ",".join(VIEWS)
     views = {name: VIEWS[name] for name in wanted.split(",")}
     with postgres_server(wal_level="logical", max_connections="30") as server:
         server.run("pgbench", ["-i", "-q", "-s", str(SCALE), "postgres"], timeout_s=300)
         with psycopg.connect(server.conninfo(), autocommit=True) as admin:
-            # It has no key; without this PostgreSQL would refuse to publish its changes.
+            # The table has no key; PostgreSQL refuses to publish its changes without this.
             admin.execute("ALTER TABLE pgbench_history REPLICA IDENTITY FULL")
         found = await serve(report, server, views)
         light = {name: sql for name, sql in views.items() if name != "by_branch"}
@@ -282,7 +282,7 @@ async def run(report: Report) -> None:
 
 
 def target_of(name: str) -> float | None:
-    """Milliseconds that a measure may take."""
+    """Return the target of a measure in ms, if it has one."""
     _, rate, part = name.split("_", 2)
     if part == "caught_up":
         return CAUGHT_UP_TARGET

@@ -1,10 +1,10 @@
-"""A new view over a table of 5M rows until it can be read, beside the plain batch query.
+"""A new view over a table of 5M rows until it can be read, against the plain batch query.
 
-Ours: `create_materialized_view` is called → every time written so far is sealed in the view
-(analysis, compilation, the computation and the durable result). Peer: the view's own text run by
-plain Spark over Parquet files of the same rows, in the same session. Both are warm: the first three
-turns of each are not counted. ``_steppable`` (no target): a row is inserted once the view can be
-read → the view is beyond it, that is, its arrangements are filled.
+Ours: from the call of `create_materialized_view` until all times written so far are sealed in the
+view (analysis, compilation, the computation and the durable result). Peer: plain Spark runs the
+view's text over Parquet files of the same rows, in the same session. Both are warm: the first three
+rounds of each do not count. ``_steppable`` (no target): from inserting a row, once the view can be
+read, until the view is beyond it, which means that its arrangements are filled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QUERIES = {
 
 
 def sales(start: int, count: int) -> pa.Table:
-    """Rows `start` to ``start + count - 1``."""
+    """Return rows `start` to ``start + count - 1``."""
     ids = numpy.arange(start, start + count, dtype=numpy.int64)
     regions = pa.DictionaryArray.from_arrays(
         pa.array(ids % 4, pa.int32()), pa.array(["north", "east", "south", "west"])
@@ -56,7 +56,7 @@ def sales(start: int, count: int) -> pa.Table:
 
 
 def products() -> pa.Table:
-    """The dimension."""
+    """Return the dimension table."""
     names = [f"category {number % CATEGORIES}" for number in range(PRODUCTS)]
     return pa.table({"product": pa.array(range(PRODUCTS), pa.int64()), "category": names})
 
@@ -64,7 +64,8 @@ def products() -> pa.Table:
 async def one(
     report: Report, client: Client, bench: Bench, kind: str, files: dict[str, Path], count: int
 ) -> None:
-    """One query: created and dropped, then run plainly, several times in turns."""
+    """Measure one query: create and drop the view, then run the plain query, several times in
+    alternation."""
     sql = QUERIES[kind]
     warm, turns = (1, 1) if report.quick else (3, 7)
     ready, steppable, again = [], [], []
@@ -93,7 +94,7 @@ async def one(
 
 
 async def run(report: Report) -> None:
-    """Loads, then all queries."""
+    """Load the tables, then measure all queries."""
     count = 50_000 if report.quick else 5_000_000
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -114,6 +115,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("Hydration of a view beside the plain batch query.")
+    made = Report("Hydration of a view, against the plain batch query.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

@@ -1,12 +1,11 @@
-"""The actor kernel beside bare queues and other actor libraries, in one process and one loop.
+"""The actor kernel against bare queues and other actor libraries, in one process and one loop.
 
-``tell_*``: nanoseconds a message, one sender, from the send until a typed handler has seen the
-last. ``ask_*``: nanoseconds a round trip, one after the other; that of bare futures between two
-tasks is what any actor pays. ``ring_*``: 1,000 actors in a
-ring pass 1,000 tokens on; ours: a hop, peer: a message between two of our own. Thespian runs in
-its simple system base (one process, no threads), the fastest that it has; xoscar's actors live
-in the caller's process. ``idle_actor``: traced memory of an actor that waits; its peer is the
-bound.
+``tell_*``: nanoseconds per message with one sender, from the send until a typed handler has
+received the last one. ``ask_*``: nanoseconds per round trip, one after another; the cost of bare
+futures between two tasks is what any actor pays. ``ring_*``: 1,000 actors in a ring pass on 1,000
+tokens; ours is a hop, the peer a message between two of our actors. Thespian runs in its simple
+system base (one process, no threads), its fastest. xoscar's actors live in the caller's process.
+``idle_actor``: traced memory of an idle actor; its peer is the limit.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ TURNS = 7
 
 
 class Note(msgspec.Struct, frozen=True, gc=False):
-    """What is sent."""
+    """A message without an answer."""
 
     number: int
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Answered with its number."""
+    """A message that is answered with its number."""
 
     number: int
     reply: ReplySlot[int]
 
 
 class Counter(Actor[Note | Ask]):
-    """Counts what it is told; answers what it is asked."""
+    """Counts `Note` messages and answers `Ask` messages."""
 
     def __init__(self, wanted: int) -> None:
         self.left = wanted
         self.done = asyncio.Event()
 
     async def receive(self, message: Note | Ask) -> None:
-        """Handles one message."""
+        """Handle one message."""
         match message:
             case Note():
                 self.left -= 1
@@ -68,14 +67,14 @@ class Counter(Actor[Note | Ask]):
 
 
 class Hop(Actor[Note]):
-    """Passes a token on until it has gone far enough."""
+    """Passes a token on until it has made enough hops."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self.next: ActorAddress[Note] | None = None
         self.ended = ended
 
     async def receive(self, message: Note) -> None:
-        """Passes it on."""
+        """Pass the token on."""
         if message.number == 0:
             self.ended()
         elif self.next is not None:
@@ -83,7 +82,7 @@ class Hop(Actor[Note]):
 
 
 async def ours_tell(count: int) -> float:
-    """A sender and an actor."""
+    """Time `count` messages from a sender to one of our actors."""
     async with ActorSystem(mailbox=LIMIT) as system:
         counter = Counter(count)
         to = system.spawn(lambda: counter, "counter")
@@ -96,7 +95,7 @@ async def ours_tell(count: int) -> float:
 
 
 async def queue_tell(count: int) -> float:
-    """A bare queue between two tasks."""
+    """Time `count` messages over a bare queue between two tasks."""
     queue: asyncio.Queue[Note] = asyncio.Queue(LIMIT)
 
     async def take() -> None:
@@ -113,7 +112,7 @@ async def queue_tell(count: int) -> float:
 
 
 async def stream_tell(count: int) -> float:
-    """anyio's memory object stream."""
+    """Time `count` messages over anyio's memory object stream."""
     sender, receiver = anyio.create_memory_object_stream[Note](LIMIT)
 
     async def take() -> None:
@@ -130,7 +129,7 @@ async def stream_tell(count: int) -> float:
 
 
 async def ours_ask(count: int) -> float:
-    """One ask after another."""
+    """Time `count` asks of one of our actors, one after another."""
     async with ActorSystem() as system:
         to: ActorAddress[Any] = system.spawn(lambda: Counter(0), "counter")
 
@@ -144,7 +143,7 @@ async def ours_ask(count: int) -> float:
 
 
 async def bare_ask(count: int) -> float:
-    """Two tasks and two futures a round trip, and nothing else: what no actor can do without."""
+    """Time `count` round trips of two tasks with two futures each, the minimum for any actor."""
     loop = asyncio.get_running_loop()
     asked: list[asyncio.Future[int]] = []
     wake = loop.create_future()
@@ -169,7 +168,7 @@ async def bare_ask(count: int) -> float:
 
 
 async def ours_ring(count: int) -> float:
-    """All tokens have made about `count` hops in all."""
+    """Time a ring in which all tokens together make about `count` hops."""
     async with ActorSystem(mailbox=LIMIT) as system:
         ended = 0
         done = asyncio.Event()
@@ -193,7 +192,7 @@ async def ours_ring(count: int) -> float:
 
 
 async def idle_bytes() -> float:
-    """Of one actor among many."""
+    """Return the traced memory of one idle actor, averaged over many."""
     async with ActorSystem() as system:
         gc.collect()
         tracemalloc.start()
@@ -212,15 +211,15 @@ def _itself(made: Hop) -> Hop:
 
 
 class PykkaCounter(pykka.ThreadingActor):  # type: ignore[misc]
-    """An actor with a thread of its own."""
+    """A pykka actor, which has its own thread."""
 
     def on_receive(self, message: Any) -> int:
-        """Answers with what it got."""
+        """Return the message."""
         return int(message)
 
 
 def pykka_tell(count: int) -> float:
-    """Until the last has been answered."""
+    """Time `count` messages until the last one is answered."""
     to = PykkaCounter.start()
     started = perf_counter_ns()
     for number in range(count):
@@ -232,7 +231,7 @@ def pykka_tell(count: int) -> float:
 
 
 def pykka_ask(count: int) -> float:
-    """One ask after another."""
+    """Time `count` asks, one after another."""
     to = PykkaCounter.start()
     started = perf_counter_ns()
     for number in range(count):
@@ -243,16 +242,16 @@ def pykka_ask(count: int) -> float:
 
 
 class ThespianCounter(thespian.Actor):  # type: ignore[misc]
-    """Answers what is text."""
+    """A Thespian actor that answers text messages."""
 
     def receiveMessage(self, message: Any, sender: Any) -> None:  # noqa: N802
-        """Handles one message."""
+        """Handle one message."""
         if isinstance(message, str):
             self.send(sender, message)
 
 
 def thespian_tell(count: int) -> float:
-    """Until the last has been answered."""
+    """Time `count` messages until the last one is answered."""
     system = thespian.ActorSystem("simpleSystemBase", transientUnique=True)
     try:
         to = system.createActor(ThespianCounter)
@@ -266,19 +265,19 @@ def thespian_tell(count: int) -> float:
 
 
 class XoscarCounter(xoscar.Actor):  # type: ignore[misc]
-    """Counts."""
+    """A xoscar actor that counts."""
 
     def __init__(self) -> None:
         self.count = 0
 
     async def add(self, number: int) -> int:
-        """Answers with how many there were."""
+        """Count one message and return the count."""
         self.count += number
         return self.count
 
 
 async def with_xoscar(measure: Callable[[Any], Awaitable[float]]) -> float:
-    """A pool in this process, and one actor."""
+    """Run a measurement with a xoscar pool in this process and one actor."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -289,7 +288,7 @@ async def with_xoscar(measure: Callable[[Any], Awaitable[float]]) -> float:
 
 
 async def xoscar_tell(count: int) -> float:
-    """Until the count is complete."""
+    """Time `count` messages until the count is complete."""
 
     async def measure(to: Any) -> float:
         started = perf_counter_ns()
@@ -303,7 +302,7 @@ async def xoscar_tell(count: int) -> float:
 
 
 async def xoscar_ask(count: int) -> float:
-    """One ask after another."""
+    """Time `count` asks, one after another."""
 
     async def measure(to: Any) -> float:
         started = perf_counter_ns()
@@ -315,7 +314,8 @@ async def xoscar_ask(count: int) -> float:
 
 
 def waiting(run: Callable[[int], float]) -> Callable[[int], Awaitable[float]]:
-    """What blocks, in the loop's own thread: nothing else is to run."""
+    """Wrap a blocking measurement so that it runs in the event loop's thread, with nothing else
+    running."""
 
     async def waited(count: int) -> float:
         return run(count)
@@ -324,7 +324,7 @@ def waiting(run: Callable[[int], float]) -> Callable[[int], Awaitable[float]]:
 
 
 async def run(report: Report) -> None:
-    """Both sides in turns."""
+    """Measure both sides in alternation."""
     scale = 20 if report.quick else 1
     pairs: list[tuple[str, Any, int, Any, int, float | None]] = [
         ("tell_queue", ours_tell, 200_000, queue_tell, 200_000, 1.0),
@@ -344,7 +344,7 @@ async def run(report: Report) -> None:
                 (times[0], ours, max(2 * RING, many // scale)),
                 (times[1], peer, few // scale),
             ):
-                gc.collect()  # what the other has left behind is not this one's
+                gc.collect()  # collect garbage left by the previous measurement
                 times_.append(await body(count))
         figures = median(times[0]), median(times[1])
         report.add(Measure(name, *figures, unit="ns", target=target))
@@ -352,6 +352,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("The actor kernel beside queues and other actor libraries.")
+    made = Report("The actor kernel against queues and other actor libraries.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

@@ -1,15 +1,15 @@
-"""Twenty aggregate views of one source beside one of them; and steps on end.
+"""Twenty aggregate views of one source against one of them, and many steps in a row.
 
-``many_views``: the write of 100 changes is acknowledged → all 20 views (other group columns,
-other filters) are durable beyond it; peer: the same with one of them alone, taken last, when
-everything is warmest.
+``many_views``: from the acknowledgement of a write of 100 changes until all 20 views (with
+different group columns and filters) are durable beyond it. Peer: the same with only one of the
+views, measured last, when everything is warmest.
 
-``endurance``: steps on end of one view, 100 changes each (50 rows updated in place, so that the
-table stays as it is; a minute of history is kept). Ours: the median of the last tenth of the
-steps; peer: that of the first tenth, after `WARM_ENDURANCE` steps that do not count. Memory is
-resident memory in MiB of this process (the service and this benchmark), of the engine's process
+``endurance``: consecutive steps of one view, 100 changes each (50 rows updated in place, so that
+the table keeps its size; a minute of history is retained). Ours: the median of the last tenth of
+the steps. Peer: that of the first tenth, after `WARM_ENDURANCE` steps that do not count. Memory is
+the resident memory in MiB of this process (the service and this benchmark), of the engine's process
 and of its JVM: the peer is its median in the second tenth of the steps, ours that in the last.
-The environment's STEPS gives another number of steps.
+The environment variable STEPS sets the number of steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VIEWS = 20
 TARGET_MANY = 6.0
 TARGET_STEP = 1.1
 TARGET_MEMORY = 1.2
-"""As in tests/proof/soak.py."""
+"""The same limit as in tests/proof/soak.py."""
 WARM_ENDURANCE = 300
 SAMPLE_EVERY = 20
 DEADLINE_MS = 600_000
@@ -41,7 +41,7 @@ ONE = "SELECT c, count(*) AS n, sum(v) AS s FROM items GROUP BY c"
 
 
 def views() -> dict[str, str]:
-    """Twenty aggregates; the first is the one that also stands alone."""
+    """Return twenty aggregate views. The first one is also measured alone."""
     keys = ["c", "b", "a", "a, b", "b % 7"]
     filters = ["", "WHERE v >= 10", "WHERE a < 8", "WHERE b <> 3 AND v < 80"]
     made = {"one": ONE}
@@ -56,7 +56,7 @@ def views() -> dict[str, str]:
 
 
 class Source:
-    """The table, and its changes: 50 rows get a new value, far apart from one another."""
+    """The table and its changes: each write gives 50 rows, far apart, a new value."""
 
     def __init__(self, client: Client, rows: int) -> None:
         self._client = client
@@ -64,7 +64,7 @@ class Source:
         self._written = 0
 
     async def load(self) -> None:
-        """Makes and fills the table."""
+        """Create and fill the table."""
         kinds = {"id": "bigint", "a": "bigint", "b": "bigint", "c": "bigint", "v": "bigint"}
         await self._client.create_table("items", kinds, primary_key=["id"])
         ids = numpy.arange(self._rows, dtype=numpy.int64)
@@ -72,11 +72,12 @@ class Source:
         await self._client.insert("items", pa.table(columns))
 
     async def step(self, names: Sequence[str]) -> float:
-        """One write; ms from its acknowledgement until all these views are beyond it."""
+        """Write once, and return the ms from the acknowledgement until all named views are beyond
+        it."""
         start = self._written * UPDATED
         ids = numpy.arange(start, start + UPDATED, dtype=numpy.int64) * 7919 % self._rows
         self._written += 1
-        # Differs from the last value that the row had: it is really two changes.
+        # Differs from the row's last value, so that each update is really two changes.
         values = (ids + 7 * (start // self._rows + 1)) % 90
         written = await self._client.update("items", pa.table({"id": ids, "v": values}))
         started = time.perf_counter()
@@ -89,14 +90,14 @@ class Source:
         await self._client.wait_for(name, written, deadline_ms=DEADLINE_MS)
 
     async def steps(self, names: Sequence[str], warm: int, counted: int) -> list[float]:
-        """Milliseconds of the counted steps."""
+        """Return the milliseconds of the counted steps."""
         times = [await self.step(names) for _ in range(warm + counted)]
         return times[warm:]
 
 
 async def many(report: Report, client: Client, source: Source) -> None:
-    """All views at once, then one of them alone."""
-    # The JVM compiles the code of twenty views for some hundred steps.
+    """Measure all views together, then one of them alone."""
+    # The JVM keeps compiling the code of twenty views for some hundred steps.
     warm, counted = (5, 10) if report.quick else (300, 50)
     texts = views()
     for name, text in texts.items():
@@ -113,12 +114,12 @@ async def many(report: Report, client: Client, source: Source) -> None:
     report.add(Measure("many_views_20_p50", median(together), median(alone), target=target))
     p95 = percentile(together, 0.95), percentile(alone, 0.95)
     report.add(Measure("many_views_20_p95", *p95))
-    # How many of them AUTO computed whole in the last step.
+    # How many of them AUTO recomputed in the last step.
     report.add(Measure("many_views_20_recomputed", whole, VIEWS, unit=""))
 
 
 def memory() -> dict[str, float]:
-    """Resident MiB of this process, the engine's process and its JVM, from /proc."""
+    """Return the resident MiB of this process, the engine's process and its JVM, from /proc."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -151,7 +152,7 @@ def _resident(pid: int) -> float:
 
 
 async def endurance(report: Report, client: Client, source: Source) -> None:
-    """Steps on end."""
+    """Measure consecutive steps."""
     steps = int(os.environ.get("STEPS", "50" if report.quick else "10000"))
     assert steps >= 20, "STEPS: at least 20"
     warm = 10 if report.quick else WARM_ENDURANCE
@@ -179,7 +180,7 @@ async def endurance(report: Report, client: Client, source: Source) -> None:
 
 
 async def run(report: Report) -> None:
-    """Both, in one service."""
+    """Measure both in one service."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
             state_dir=str(Path(folder) / "state"), listen="127.0.0.1:0", retain_history_ms=60_000
@@ -192,6 +193,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("Twenty views of one source beside one, and steps on end.")
+    made = Report("Twenty views of one source against one, and many steps in a row.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

@@ -1,4 +1,4 @@
-"""How a benchmark reports: one line a measure, ours beside the peer's, against a target."""
+"""Reporting of benchmarks: one line per measure, with ours, the peer's and the target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import msgspec
 
 
 class Measure(msgspec.Struct):
-    """One measure. Times in milliseconds; `ratio` is ours / peer; `target` bounds the ratio."""
+    """One measure. Times are in milliseconds; `ratio` is ours / peer; `target` is the limit of the
+    ratio."""
 
     name: str
     ours: float
@@ -20,18 +21,18 @@ class Measure(msgspec.Struct):
     unit: str = "ms"
     target: float | None = None
     missing: str = ""
-    """Why there is no figure of the peer's, if there is none."""
+    """Why the peer has no figure, or ""."""
     most: float | None = None
-    """Bounds ours by itself, in place of the ratio."""
+    """A limit on ours alone, instead of on the ratio."""
 
     @property
     def ratio(self) -> float:
-        """Ours / peer; less is better."""
+        """Return ours / peer; less is better."""
         return self.ours / self.peer if self.peer else float("inf")
 
     @property
     def verdict(self) -> str:
-        """``ok``, ``short`` of its target, or why there is nothing to compare with."""
+        """Return ``ok``, ``short`` (misses its target), or why there is no peer."""
         if self.most is not None:
             return "ok" if self.ours <= self.most else "short"
         if self.missing:
@@ -40,13 +41,13 @@ class Measure(msgspec.Struct):
 
     @property
     def bound(self) -> str:
-        """The target, of the ratio or of ours."""
+        """Return the target as text: of the ratio, or of ours."""
         if self.most is not None:
             return f"{self.most:g}{self.unit}"
         return "" if self.target is None else f"{self.target:g}"
 
     def line(self) -> str:
-        """The line that a benchmark prints."""
+        """Return the line that a benchmark prints."""
         ours = f"{self.name} ours={self.ours:.1f}{self.unit}"
         if self.missing:
             return f"{ours} {self.verdict}"
@@ -57,7 +58,7 @@ class Measure(msgspec.Struct):
         )
 
     def row(self) -> str:
-        """The row of RESULTS.md."""
+        """Return the row of RESULTS.md."""
         unit = self.unit.strip()
         ours, peer = (f"{value:.1f} {unit}".rstrip() for value in (self.ours, self.peer))
         ratio = f"{self.ratio:.3f}"
@@ -69,7 +70,7 @@ class Measure(msgspec.Struct):
 
 
 class Report:
-    """Collects measures, prints each as it comes, writes JSON at the end."""
+    """Collects measures, prints each one immediately, and writes JSON at the end."""
 
     def __init__(self, description: str) -> None:
         parser = argparse.ArgumentParser(description=description)
@@ -81,30 +82,32 @@ class Report:
         self.measures: list[Measure] = []
 
     def add(self, measure: Measure) -> None:
-        """Prints and keeps a measure."""
+        """Print and keep a measure."""
         self.measures.append(measure)
         print(measure.line(), flush=True)
 
     def close(self) -> None:
-        """Writes the JSON file if one was asked for."""
+        """Write the JSON file, if `--json` was given."""
         if self._json is not None:
             self._json.write_bytes(msgspec.json.format(msgspec.json.encode(self.measures)))
 
 
 def sizes(default: Sequence[int]) -> list[int]:
-    """Numbers of rows to run with, ascending: the environment's ROWS (``ROWS=10000,1000000``), or
-    `default`. Raises `SystemExit` when ROWS is no such list."""
+    """Return the numbers of rows to run with, ascending: those of the environment variable ROWS
+    (``ROWS=10000,1000000``), or `default`. Raises `SystemExit` if ROWS is malformed."""
     given = os.environ.get("ROWS", "")
     if not given:
         return sorted(default)
     parts = [part.strip().replace("_", "") for part in given.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise SystemExit(f"ROWS={given!r}: give numbers of rows with commas between: ROWS=10000")
+        raise SystemExit(
+            f"invalid ROWS {given!r}: expected numbers of rows, separated by commas, such as 10000"
+        )
     return sorted({int(part) for part in parts})
 
 
 def size_name(rows: int) -> str:
-    """As measures are named: 10k, 1M."""
+    """Return a number of rows as the names of measures have it: 10k, 1M."""
     for unit, name in ((1_000_000, "M"), (1_000, "k")):
         if rows % unit == 0:
             return f"{rows // unit}{name}"
@@ -112,11 +115,11 @@ def size_name(rows: int) -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie (nearest rank)."""
+    """Return the value below which `share` of the values lie (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value."""
+    """Return the median."""
     return statistics.median(values)

@@ -1,16 +1,16 @@
-"""An hour of changes to a shop: from writing it until fifteen views are fresh.
+"""An hour of changes to a shop, from the write until fifteen views are up to date.
 
-Seven tables of about a million rows in all; eight views clean and join them, and seven stand above
-these: revenue by supplier, products at risk, orders by state with distinct counts, a weekly trend
-with LAG, moving averages and running sums, cancellations, alerts, and the demand of the last 24
-hours before the latest order. An hour is 5,000 changed rows, updates and deletes among them, in one
-transaction.
+There are seven tables with about a million rows in total. Eight views clean and join them, and
+seven views are built on these: revenue by supplier, products at risk, orders by state with distinct
+counts, a weekly trend with LAG, moving averages and running sums, cancellations, alerts, and the
+demand of the last 24 hours before the latest order. An hour is 5,000 changed rows, including
+updates and deletes, in one transaction.
 
-``medallion_hour``: ours, until the last view has it; the peer is plain Spark, which computes all
-fifteen anew over the tables as they are then (Parquet; the lower eight are cached for the upper
-seven). Its target is of ours alone; that of ``medallion_hour_anew`` of the ratio.
+``medallion_hour``: ours, until the last view has it. The peer is plain Spark, which recomputes all
+fifteen over the current tables (Parquet; the lower eight are cached for the upper seven). Its
+target applies to ours only; that of ``medallion_hour_anew`` applies to the ratio.
 
-The environment's SHARE (``0.1``) makes the tables smaller.
+The environment variable SHARE (``0.1``) makes the tables smaller.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TABLES: dict[str, tuple[int, dict[str, str]]] = {
         {"id": "bigint", "customer": "bigint", "product": "bigint", "seen": "timestamp"},
     ),
 }
-"""Rows and columns; ``id`` is the key of each."""
+"""The number of rows and the columns of each table. ``id`` is the key of each."""
 HOUR = {
     "customers": (20, 80, 0),
     "suppliers": (0, 20, 0),
@@ -71,7 +71,7 @@ HOUR = {
     "stock_movements": (900, 0, 0),
     "clicks": (1_100, 0, 0),
 }
-"""Rows that are inserted, updated and deleted in an hour: 5,000."""
+"""Rows inserted, updated and deleted in an hour, by table: 5,000 in total."""
 WEEKS = "PARTITION BY category ORDER BY week"
 CLEAN = {
     "clean_customers": "SELECT id, lower(trim(email)) AS email, coalesce(city, 'unknown') AS city "
@@ -117,7 +117,7 @@ ABOVE = {
 
 
 class Shop:
-    """The tables' rows, and hours of changes to them, all from one seed."""
+    """The tables' rows, and hours of changes to them, all generated from one seed."""
 
     def __init__(self, share: float) -> None:
         self._random = np.random.default_rng(7)
@@ -126,10 +126,10 @@ class Shop:
         self._hours = 0
         self._sizes = {name: max(20, int(rows * share)) for name, (rows, _) in TABLES.items()}
         self.rows = {name: self._made(name, size) for name, size in self._sizes.items()}
-        """By table, as they are now."""
+        """The current rows by table."""
 
     def _made(self, name: str, count: int, ids: np.ndarray[Any, Any] | None = None) -> pa.Table:
-        """Rows with new ids, or other values of some that are there."""
+        """Return rows with new ids, or new values of the rows `ids`."""
         if ids is None:
             ids = np.arange(self._next[name], self._next[name] + count)
             self._next[name] += count
@@ -145,7 +145,7 @@ class Shop:
         if column in others:
             return pa.array(draw.integers(0, self._sizes[others[column]], count))
         if kind == "timestamp":
-            # The last hours are written hour by hour; what was there is spread over a year.
+            # The last hours are written hour by hour; earlier rows are spread over a year.
             hours = draw.integers(0, 24 * 365, count) if not self._hours else 24 * 365 + self._hours
             micros = (hours * 3_600 + draw.integers(0, 3_600, count)) * 1_000_000
             start = int(START.timestamp()) * 1_000_000
@@ -169,7 +169,7 @@ class Shop:
         return pa.array([words.get(column, "{}").format(n) for n in numbers], pa.string())
 
     def hour(self) -> dict[str, TableWrite]:
-        """The changes of the next hour."""
+        """Return the changes of the next hour."""
         self._hours += 1
         made = {}
         for name, (inserts, updates, deletes) in HOUR.items():
@@ -186,7 +186,7 @@ class Shop:
 
 
 def sized(writes: Mapping[str, TableWrite]) -> dict[str, TableWrite]:
-    """The writes without tables of no rows."""
+    """Return the writes, omitting tables without rows."""
     found = {}
     for name, write in writes.items():
         parts = {"insert": write.insert, "update": write.update, "delete": write.delete}
@@ -197,7 +197,7 @@ def sized(writes: Mapping[str, TableWrite]) -> dict[str, TableWrite]:
 
 
 async def ours(shop: Shop, runs: int) -> list[float]:
-    """Milliseconds of each hour after the warm ones."""
+    """Return the milliseconds of each hour after the warm-up."""
     taken = []
     with tempfile.TemporaryDirectory() as place:
         settings = Settings(state_dir=f"{place}/state", listen="127.0.0.1:0")
@@ -227,7 +227,7 @@ async def ours(shop: Shop, runs: int) -> list[float]:
 
 
 def theirs(shop: Shop, runs: int) -> list[float]:
-    """Milliseconds that plain Spark takes for all fifteen, after a warm run."""
+    """Return the milliseconds that plain Spark takes for all fifteen, after a warm-up."""
     taken = []
     with tempfile.TemporaryDirectory() as place:
         peer = Peer(Path(place))
@@ -253,7 +253,7 @@ def theirs(shop: Shop, runs: int) -> list[float]:
 
 
 async def run(report: Report) -> None:
-    """Ours, then plain Spark over what the tables hold then."""
+    """Measure ours, then plain Spark over the final tables."""
     share = float(os.environ.get("SHARE", "0.05" if report.quick else "1"))
     shop = Shop(share)
     own = await ours(shop, 2 if report.quick else COUNTED)
@@ -264,6 +264,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("An hour of changes to a shop until fifteen views are fresh.")
+    made = Report("An hour of changes to a shop, until fifteen views are up to date.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

@@ -1,20 +1,20 @@
-"""The NEXMark queries as views kept at once: the rate kept up with, and how old the views are.
+"""The NEXMark queries as concurrent views: the highest sustainable rate, and their staleness.
 
-Every `CHUNK_SECONDS` the events that are due are written: to us as one transaction, to the peer
-as one durable Parquet file a table, in a folder that its queries stream from. A rate is kept up
-with if all views are beyond the last event within `BEHIND_SECONDS_MAX` of the end. The greatest
-one is looked for by doubling, with short trials, and confirmed for a minute. Ages are of what a
-reader sees, sampled ten times a second over all views: now less the time until which all events
-are in the view. They are measured for a minute at half of the greatest rate.
+Every `CHUNK_SECONDS` the events that are due are written: to us as one transaction, to the peer as
+one durable Parquet file per table, in a folder that its queries stream from. A rate is sustained if
+all views are beyond the last event within `BEHIND_SECONDS_MAX` of the end. The highest rate is
+searched by doubling, with short trials, and confirmed for a minute. The age of what a reader sees
+is sampled ten times a second over all views: the current time minus the time up to which all events
+are in the view. It is measured for a minute at half of the highest rate.
 
-``nexmark_all_…``: our views of all queries; the peer is the same figure of ours below.
-``nexmark_streamed_…``: the queries that Structured Streaming can express (`STREAMED`), beside it.
-Rates are compared as the ms that 1,000 events may take, ages at half of the lower rate. Its
-queries run in one session, with the best settings that `streaming` knows, and each batch is
-written durably (`write_durably`).
+``nexmark_all_…``: our views of all queries; the peer is our own figure of the next measure.
+``nexmark_streamed_…``: the queries that Structured Streaming can express (`STREAMED`), against it.
+Rates are compared as the ms that 1,000 events may take, ages at half of the lower rate. Its queries
+run in one session, with the best settings that `streaming` knows, and each batch is written durably
+(`write_durably`).
 
-The environment's RATE gives the first rate that is tried (events a second), SECONDS another
-length than a minute.
+Environment variables: RATE sets the first rate to try (events a second), SECONDS another length
+than a minute.
 """
 
 from __future__ import annotations
@@ -55,32 +55,32 @@ STREAMED = {
     "append": ("q00", "q01", "q02", "q03", "q10", "q13", "q14", "q20", "q21", "q22", "q23"),
     "update": ("q12", "q17"),
 }
-"""What Structured Streaming can express: not distinct counts, ranks, sessions that are shown
-before they end, nor an aggregate of an aggregate without a watermark."""
+"""The queries that Structured Streaming can express. It cannot express distinct counts, ranks,
+sessions shown before they end, or an aggregate of an aggregate without a watermark."""
 TARGET_RATE, TARGET_AGE = 1.0, 0.5
 
 
 class Trial(msgspec.Struct):
-    """What one trial showed: the ages in ms, and how long the views were behind at its end."""
+    """The result of one trial: the ages in ms, and how long the views lagged behind at its end."""
 
     ages: list[float]
     behind_seconds: float
 
 
 class Side(Protocol):
-    """A system that keeps the queries' answers."""
+    """A system that maintains the queries' results."""
 
     async def write(self, events: Mapping[str, pa.Table]) -> None:
         """Write events durably."""
         ...
 
     async def seen(self) -> list[float]:
-        """Return, for each view, the `time.time` until which all written events are in it."""
+        """Return, for each view, the `time.time` up to which all written events are in it."""
         ...
 
 
 class Events:
-    """Makes the events of NEXMark, one after another; event time goes with the rate."""
+    """Generates the NEXMark events in order. Event time follows the rate."""
 
     def __init__(self) -> None:
         self._names = frozenset(CORPORA["nexmark"].tables)
@@ -88,8 +88,8 @@ class Events:
         self._at_ms = nexmark.NexmarkConfig().start_ms
 
     def set_rate(self, rate: int) -> None:
-        """Make the events that follow come at `rate` a second of event time."""
-        # The series counts time from its first event on.
+        """Space the following events so that `rate` of them make a second of event time."""
+        # The series counts time from its first event.
         start_ms = max(0, int(self._at_ms - self._next * 1000 / rate))
         self._rate = rate
         config = nexmark.NexmarkConfig(start_ms=start_ms, event_rate=float(rate))
@@ -114,7 +114,7 @@ class Ours:
         self._written = 0
 
     async def start(self, queries: Sequence[CorpusQuery]) -> None:
-        """Make the views, in place of those that there are."""
+        """Create the views, replacing the existing ones."""
         for name in self._names:
             await self._client.drop(name)
         for query in queries:
@@ -122,20 +122,20 @@ class Ours:
         self._names = {query.name for query in queries}
 
     async def write(self, events: Mapping[str, pa.Table]) -> None:
-        """See `Side`."""
+        """Write events in one transaction."""
         changes = {n: TableWrite(insert=rows) for n, rows in events.items()}
         self._written = await self._client.write(changes)
 
     async def seen(self) -> list[float]:
-        """See `Side`."""
+        """Return the upper of each view, in seconds."""
         now, written = time.time(), self._written
         uppers = [o.upper for o in (await self._client.status()).objects if o.name in self._names]
-        # Without writes, uppers rest.
+        # Uppers do not advance without writes.
         return [now if upper > written else upper / 1000 for upper in uppers]
 
 
 class Streaming:
-    """Structured Streaming: a query a view, all in one session; blocking."""
+    """Structured Streaming with one query per view, all in one session. Its calls block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -146,14 +146,14 @@ class Streaming:
         self._queries: list[Any] = []
         self._files = 0
         self._written: dict[str, list[tuple[int, float]]] = {}
-        """Of each table, its files' numbers and when they were begun."""
+        """For each table, its files' numbers and the time at which each was started."""
         self._names: list[str] = []
         self._read: dict[str, dict[str, set[int]]] = {}
-        """Of each query and each table that it reads, the files that are in committed batches."""
+        """For each query and each table that it reads, the files in committed batches."""
         self._noted: set[Path] = set()
 
     def start(self, queries: Sequence[CorpusQuery], sample: Mapping[str, pa.Table]) -> None:
-        """Start the queries; `sample`: rows that tell the tables' types."""
+        """Start the queries. `sample` has rows with the tables' types."""
         for name, rows in sample.items():
             place = self._folder / "events" / name
             place.mkdir(parents=True)
@@ -174,7 +174,7 @@ class Streaming:
             self._queries.append(writer.foreachBatch(partial(write_durably, out)).start())
 
     async def write(self, events: Mapping[str, pa.Table]) -> None:
-        """See `Side`."""
+        """Write events as one durable file per table."""
         await anyio.to_thread.run_sync(self._write, events)
 
     def _write(self, events: Mapping[str, pa.Table]) -> None:
@@ -193,12 +193,15 @@ class Streaming:
             hidden.rename(place)
 
     async def seen(self) -> list[float]:
-        """See `Side`. Read off the queries' checkpoints: a call into the JVM that waits for a
-        thread in which a batch calls Python would wait for ever."""
+        """Return, for each query, the time up to which all written events are in committed batches.
+
+        Reads the queries' checkpoints: a call into the JVM could wait forever for a thread in which
+        a batch calls Python.
+        """
         return await anyio.to_thread.run_sync(lambda: [self._seen_by(name) for name in self._names])
 
     def _seen_by(self, name: str) -> float:
-        """The time of the first file that is not in a committed batch; now if there is none."""
+        """Return the time of the first file that is not in a committed batch, or now."""
         place, now = self._folder / "at" / name, time.time()
         committed = max((int(f.name) for f in _files(place / "commits")), default=-1)
         offsets = place / "offsets" / str(committed)
@@ -215,7 +218,7 @@ class Streaming:
         return min(unread, default=now)
 
     def _note(self, name: str, log: Path, last: int) -> None:
-        """Note the files of a source's log up to an entry."""
+        """Add the files of a source's log, up to an entry."""
         for file in _files(log):
             entry = int(file.name.partition(".")[0])
             if entry <= last and file not in self._noted:
@@ -225,21 +228,22 @@ class Streaming:
                     self._read[name][path.parent.name].add(int(path.stem))
 
     def close(self) -> None:
-        """End the queries and the session."""
+        """Stop the queries and the session."""
         for query in self._queries:
             query.stop()
         self._peer.close()
 
 
 def _files(folder: Path) -> list[Path]:
-    """A log's entries."""
+    """Return the entries of a log."""
     if not folder.is_dir():
         return []
     return [file for file in folder.iterdir() if file.name[0].isdigit()]
 
 
 async def trial(side: Side, events: Events, rate: int, seconds: float) -> Trial:
-    """Write events at a rate for so long, sample ages, and wait until all views are up to date."""
+    """Write events at a rate for `seconds`, sample ages, and wait until all views are up to
+    date."""
     ages: list[float] = []
     events.set_rate(rate)
     begun, wrote = time.time(), 0
@@ -249,7 +253,7 @@ async def trial(side: Side, events: Events, rate: int, seconds: float) -> Trial:
         while True:
             seen = await side.seen()
             now = time.time()
-            # What is due and not written yet is missing from every view.
+            # Events that are due but not written yet are missing from every view.
             ages.extend(1000 * max(0.0, now - min(each, first_unwritten)) for each in seen)
             await anyio.sleep(SAMPLE_SECONDS)
 
@@ -272,8 +276,8 @@ async def trial(side: Side, events: Events, rate: int, seconds: float) -> Trial:
 
 
 async def greatest_rate(side: Side, events: Events, first: int, seconds: float) -> int:
-    """Return the greatest rate that is kept up with for `seconds`, to a fifth."""
-    for _ in range(WARM_TRIALS_MAX):  # plans are built, code is compiled
+    """Return the highest rate sustained for `seconds`, to within a fifth."""
+    for _ in range(WARM_TRIALS_MAX):  # builds plans and compiles code
         if (await trial(side, events, first, seconds / 3)).behind_seconds <= 1.0:
             break
     rate = first
@@ -294,7 +298,7 @@ async def greatest_rate(side: Side, events: Events, first: int, seconds: float) 
 
 
 async def run(report: Report) -> None:
-    """Ours with all views, ours with those that the peer has, and the peer."""
+    """Measure ours with all views, ours with the peer's views, and the peer."""
     seconds = float(os.environ.get("SECONDS", "6" if report.quick else "60"))
     first = int(os.environ.get("RATE", "50"))
     queries = chosen("nexmark")
@@ -332,6 +336,6 @@ async def run(report: Report) -> None:
 
 if __name__ == "__main__":
     logging.getLogger("SQLQueryContextLogger").disabled = True
-    made = Report("NEXMark's queries as views at once, beside Structured Streaming.")
+    made = Report("NEXMark's queries as concurrent views, against Structured Streaming.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

@@ -1,12 +1,17 @@
-"""What a flood on one half costs the other: both halves' commands are in one order, two workers.
+"""What a flood of commands on one half costs the other half, on two workers.
 
-``storage_behind_flood``: a sink is run and its first status comes back, through every worker and
-the sequencer, while the compute half's client sends compactions as fast as they are taken.
-``compute_behind_flood``: a peek of an index that is not there, while the storage half's client
-sends configurations so. Both in process; ours is the 99th percentile, the peer is the same without
-a flood. ``…_allowed`` is the same against what it may be. What stands before a command is bounded
-by ``commands_in_flight_max`` of the other half. ``…_flood_command`` is what one command of the
-flood takes while nobody else speaks; its peer is the same without that bound.
+Both halves' commands share one sequence.
+
+- ``storage_behind_flood``: a sink is started and its first status comes back, through every worker
+  and the sequencer, while the compute half's client sends compactions as fast as they are accepted.
+- ``compute_behind_flood``: a peek of an index that does not exist, while the storage half's client
+  sends configurations in the same way.
+- ``…_allowed``: the same against its limit. ``commands_in_flight_max`` of the other half limits
+  what can be ahead of a command.
+- ``…_flood_command``: the time of one command of the flood with no other load. Its peer is the same
+  without that limit.
+
+Everything runs in one process. Ours is the 99th percentile; the peer is the same without a flood.
 
     python bench/one_order.py [--json FILE] [--quick]
 """
@@ -47,17 +52,17 @@ from steady_cluster import AS_OF, SCHEMA, house, joined, replay
 PROBES = 200
 FLOOD_S = 5.0
 WANTED_MS = 50.0
-"""What may wait in a flood at most."""
+"""The longest acceptable wait behind a flood."""
 NUMBERS = count()
 
 
 async def say(client: ClusterClient, command: storage.Command) -> None:
-    """One command of the storage half."""
+    """Send one command to the storage half."""
     await client.send(command)  # type: ignore[arg-type]
 
 
 async def sink(client: ClusterClient) -> None:
-    """Runs a sink, hears that it starts, and drops it."""
+    """Run a sink, wait for its first status, and drop it."""
     id = f"k{next(NUMBERS)}"
     source = ShardImport("s1", SCHEMA)
     await say(
@@ -71,28 +76,28 @@ async def sink(client: ClusterClient) -> None:
 
 
 async def peek(client: ClusterClient) -> None:
-    """A peek that is refused."""
+    """Send a peek that is refused."""
     await client.send(Peek(f"p{next(NUMBERS)}", IndexTarget("unknown"), AS_OF))
     while not isinstance(await client.receive(), PeekResponse):
         pass
 
 
 async def flood_compute(client: ClusterClient, flooded: Count) -> None:
-    """Compactions, as fast as they are taken."""
+    """Send compactions as fast as they are accepted."""
     for number in count(AS_OF):
         await client.send(AllowCompaction("unknown", number))
         flooded.taken += 1
 
 
 async def flood_storage(client: ClusterClient, flooded: Count) -> None:
-    """Configurations, as fast as they are taken."""
+    """Send configurations as fast as they are accepted."""
     for number in count(1):
         await say(client, UpdateStorageConfiguration(number))
         flooded.taken += 1
 
 
 class Count:
-    """How many commands of a flood were taken."""
+    """Counts the accepted commands of a flood."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -101,7 +106,7 @@ class Count:
 async def timed(
     client: ClusterClient, probe: Callable[[ClusterClient], Awaitable[None]], times: int
 ) -> float:
-    """The 99th percentile of so many, one after the other, in milliseconds."""
+    """Return the 99th percentile in ms of `times` probes, one after another."""
     found = []
     for _ in range(times):
         began = perf_counter_ns()
@@ -111,7 +116,7 @@ async def timed(
 
 
 async def pace(flooded: Count, seconds: float) -> float:
-    """Milliseconds that a command of the flood takes, when it has the loop to itself."""
+    """Return the milliseconds per command of a flood that has the loop to itself."""
     first, began = flooded.taken, perf_counter_ns()
     await anyio.sleep(seconds)
     return (perf_counter_ns() - began) / 1e6 / (flooded.taken - first)
@@ -120,7 +125,8 @@ async def pace(flooded: Count, seconds: float) -> float:
 async def with_both(
     window: int | None, told: Callable[[str, ClusterClient, Any, ClusterClient, Any], Any]
 ) -> None:
-    """For each half: its client, a probe of it, the other half's client, and a flood for that."""
+    """Yield, for each half, its client, a probe of it, the other half's client, and a flood for
+    that one."""
     async with house(storage=True, window=window) as built:
         compute = await built.cluster.connect()
         await joined(compute, replay("n0", 10), 10)
@@ -134,7 +140,7 @@ async def with_both(
 
 
 async def run(report: Report) -> None:
-    """Each half idle, then behind a flood on the other; and the floods alone."""
+    """Measure each half idle, then behind a flood on the other; and the floods alone."""
     times = 20 if report.quick else PROBES
     seconds = FLOOD_S / 10 if report.quick else FLOOD_S
     unbounded: dict[str, float] = {}
@@ -148,7 +154,7 @@ async def run(report: Report) -> None:
             await probe(client)
             unbounded[name] = await pace(flooded, seconds)
             group.cancel_scope.cancel()
-        await probe(client)  # what was under way is done with
+        await probe(client)  # finish what is in flight
 
     async def bound(
         name: str, client: ClusterClient, probe: Any, other: ClusterClient, flood: Any
@@ -171,6 +177,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("One order: a flood on one half beside the other.")
+    made = Report("The cost of a flood on one half to the other half.")
     asyncio.run(run(made))
     made.close()

@@ -1,17 +1,17 @@
-"""A view's step beside two systems that are not Spark: DuckDB and Pathway. Without targets.
+"""A view's step against two systems other than Spark: DuckDB and Pathway. Without targets.
 
 All maintain ``SELECT k, count(*) AS n, sum(v) AS s FROM items GROUP BY k`` over a million rows in
-1,000 groups, and get the same 100 changes at a time: 50 rows updated in place, each of another
-group. All end with the right answer, which is checked.
+1,000 groups, and get the same 100 changes at a time: 50 rows updated in place, each in another
+group. The final result of each is checked.
 
-- Ours: the write is acknowledged → the view is durable beyond it.
-- DuckDB: the table of groups lies in a database file, and the changes in memory; a transaction
-  adds up their sums and upserts the groups that they touch. The commit writes to disk. It is the
-  bare aggregate: the input is not kept, nor any history.
-- Pathway, in a process and an environment of its own (`pathway_peer`): the rows are handed over →
+- Ours: from the acknowledgement of the write until the view is durable beyond it.
+- DuckDB: the table of groups is in a database file, and the changes in memory. A transaction sums
+  the changes and upserts the affected groups; the commit writes to disk. It is the bare aggregate:
+  neither the input nor any history is kept.
+- Pathway, in a separate process and environment (`pathway_peer`): from passing it the rows until
   the view's changes are in a file, fsynced. Its state is in memory only.
 
-The peers work when the service is closed.
+The peers run after the service is closed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ GROUPS = 1000
 UPDATED = 50
 CHUNK = 100_000
 SPREAD = 7919
-"""Coprime to the number of rows and of groups: no row is updated twice, and no group in a step."""
+"""Coprime to the number of rows and of groups, so no row is updated twice and no group twice in a
+step."""
 DEADLINE_MS = 600_000
 PATHWAY_SECONDS_MAX = 900
 VIEW = "SELECT k, count(*) AS n, sum(v) AS s FROM items GROUP BY k"
@@ -50,21 +51,21 @@ RETURNING k, n, s
 
 
 class Work(msgspec.Struct):
-    """What every side does: rows at first, and batches of updates (id, k, old, v)."""
+    """The input of every side: the initial rows, and batches of updates (id, k, old, v)."""
 
     rows: int
     warm: int
     batches: list[pa.Table]
 
     def items(self) -> list[pa.Table]:
-        """The rows at first, in chunks."""
+        """Return the initial rows in chunks."""
         return [
             items(numpy.arange(start, min(start + CHUNK, self.rows), dtype=numpy.int64))
             for start in range(0, self.rows, CHUNK)
         ]
 
     def answer(self) -> dict[int, tuple[int, int]]:
-        """Count and sum of each group after all batches."""
+        """Return the count and sum of each group after all batches."""
         ids = numpy.arange(self.rows, dtype=numpy.int64)
         values = ids % 90
         for batch in self.batches:
@@ -75,19 +76,19 @@ class Work(msgspec.Struct):
 
 
 class Taken(msgspec.Struct):
-    """What a side reports: milliseconds of every step, and its last answer (k, n, s)."""
+    """The report of one side: milliseconds of every step, and its final result (k, n, s)."""
 
     times: list[float]
     groups: list[tuple[int, int, int]]
 
 
 def items(ids: numpy.ndarray) -> pa.Table:
-    """Rows by id, as they are at first."""
+    """Return the initial rows with these ids."""
     return pa.table({"id": ids, "k": ids % GROUPS, "v": ids % 90})
 
 
 def work(quick: bool) -> Work:
-    """The rows and all updates."""
+    """Return the rows and all updates."""
     rows = ROWS_QUICK if quick else ROWS
     warm, counted = (5, 10) if quick else (150, 100)
     batches = []
@@ -100,7 +101,7 @@ def work(quick: bool) -> Work:
 
 
 async def ours(given: Work, folder: Path) -> Taken:
-    """A service with the embedded default."""
+    """Run the steps on a service with default settings."""
     service = Service(Settings(state_dir=str(folder / "state"), listen="127.0.0.1:0"))
     times = []
     async with service, await Client.in_process(service) as client:
@@ -120,7 +121,7 @@ async def ours(given: Work, folder: Path) -> Taken:
 
 
 def changes(batch: pa.Table) -> pa.Table:
-    """A batch as retractions and insertions."""
+    """Return a batch as retractions and insertions."""
     count = batch.num_rows
     return pa.table(
         {
@@ -132,7 +133,7 @@ def changes(batch: pa.Table) -> pa.Table:
 
 
 def duckdb_steps(given: Work, folder: Path) -> Taken:
-    """One transaction for each batch."""
+    """Run one transaction for each batch."""
     times = []
     with duckdb.connect(str(folder / "groups.duckdb")) as database:
         database.execute("CREATE TABLE groups (k BIGINT PRIMARY KEY, n BIGINT, s BIGINT)")
@@ -154,10 +155,10 @@ def duckdb_steps(given: Work, folder: Path) -> Taken:
 
 
 def pathway_steps(given: Work, folder: Path) -> Taken | str:
-    """Another process; text says why there is none."""
+    """Run Pathway in a separate process. Returns a text if it is not available."""
     python = Path(sys.prefix) / "pathway" / "bin" / "python"
     if not python.exists():
-        return "Pathway could not be installed (make bench tries it, see requirements/pathway.txt)"
+        return "Pathway is not installed (make bench tries to install requirements/pathway.txt)"
     for name, tables in (("items", given.items()), ("batches", given.batches)):
         tables = [table.select(["id", "k", "v"]).combine_chunks() for table in tables]
         with pa.ipc.new_file(folder / f"{name}.arrow", tables[0].schema) as writer:
@@ -179,16 +180,16 @@ def pathway_steps(given: Work, folder: Path) -> Taken | str:
 
 
 def check(name: str, taken: Taken, given: Work) -> list[float]:
-    """The times that count. Raises `SystemExit` when the last answer is wrong."""
+    """Return the times that count. Raises `SystemExit` if the final result is wrong."""
     answer = {k: (n, s) for k, n, s in taken.groups}
     if answer != given.answer():
-        raise SystemExit(f"{name} ended with a wrong answer of {len(answer)} groups")
+        raise SystemExit(f"{name} returned a wrong result with {len(answer)} groups")
     assert len(taken.times) == len(given.batches)
     return taken.times[given.warm :]
 
 
 def run(report: Report) -> None:
-    """Ours, then each peer."""
+    """Measure ours, then each peer."""
     given = work(report.quick)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -206,6 +207,6 @@ def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("A view's step beside DuckDB and Pathway.")
+    made = Report("A view's step against DuckDB and Pathway.")
     run(made)
     made.close()

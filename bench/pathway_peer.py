@@ -1,12 +1,12 @@
-"""Pathway's side of `others`, run by it with the interpreter of an environment of its own.
+"""Pathway's side of `others`, which runs it with the interpreter of another environment.
 
-Pathway needs an older Arrow than the service, so neither can be imported beside the other.
+Pathway needs an older Arrow than the service, so the two cannot be imported together.
 
     python pathway_peer.py FOLDER
 
-reads ``items.arrow`` and ``batches.arrow`` (one batch of updated rows each) of the folder, and
-writes ``changes.jsonl``, the view's changes, and ``taken.json``: milliseconds of each batch, from
-its rows being handed over until its changes are written and fsynced; and the last answer.
+reads ``items.arrow`` and ``batches.arrow`` (each a batch of updated rows) from the folder. It
+writes ``changes.jsonl``, the view's changes, and ``taken.json``: the milliseconds of each batch,
+from passing its rows until its changes are written and fsynced, and the final result.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import pathway as pw
 import pyarrow as pa
 
 SECONDS_MAX = 300
-"""A batch must be durable by then."""
+"""Deadline for a batch to be durable."""
 
 
 class Item(pw.Schema):  # type: ignore[misc]
-    """A row; another of the same id replaces it."""
+    """A row. It replaces an earlier row with the same id."""
 
     id: int = pw.column_definition(primary_key=True)
     k: int
@@ -36,7 +36,7 @@ class Item(pw.Schema):  # type: ignore[misc]
 
 
 class Output:
-    """The view's changes, written durably at the end of each time."""
+    """Writes the view's changes durably at the end of each time."""
 
     def __init__(self, file: Path) -> None:
         self.groups: dict[int, tuple[int, int]] = {}
@@ -46,11 +46,11 @@ class Output:
         self._durable = threading.Condition()
 
     def change(self, key: Any, row: dict[str, int], time: int, is_addition: bool) -> None:
-        """Takes in one change."""
+        """Record one change."""
         self._pending.append({**row, "time": time, "diff": 1 if is_addition else -1})
 
     def end(self, time: int) -> None:
-        """Makes the changes of a time durable."""
+        """Make the changes of a time durable."""
         if not self._pending:
             return
         self._file.writelines(json.dumps(change) + "\n" for change in self._pending)
@@ -58,7 +58,7 @@ class Output:
         os.fsync(self._file.fileno())
         with self._durable:
             for change in self._pending:
-                # No group becomes empty: a retraction has its insertion at the same time.
+                # No group becomes empty, since each retraction has an insertion at the same time.
                 if change["diff"] > 0:
                     self.groups[change["k"]] = (change["n"], change["s"])
             self.written += len(self._pending)
@@ -66,13 +66,13 @@ class Output:
             self._durable.notify_all()
 
     def wait_rows(self, rows: int) -> None:
-        """Until the groups of so many rows are durable."""
+        """Wait until the groups of `rows` rows are durable."""
         self._wait(
             lambda: sum(n for n, _ in self.groups.values()) >= rows, f"the groups of {rows} rows"
         )
 
     def wait_lines(self, lines: int) -> None:
-        """Until so many changes are durable."""
+        """Wait until `lines` changes are durable."""
         self._wait(lambda: self.written >= lines, f"{lines} changes")
 
     def _wait(self, condition: Callable[[], bool], wanted: str) -> None:
@@ -84,7 +84,7 @@ class Output:
 
 
 class Items(pw.io.python.ConnectorSubject):  # type: ignore[misc]
-    """All rows at once, then batch after batch, each when the one before is durable."""
+    """Emits all rows at once, then each batch when the previous one is durable."""
 
     def __init__(self, folder: Path, output: Output) -> None:
         super().__init__(session_type="upsert")
@@ -93,14 +93,14 @@ class Items(pw.io.python.ConnectorSubject):  # type: ignore[misc]
         self.times: list[float] = []
 
     def run(self) -> None:
-        """Called by Pathway in a thread of its own."""
+        """Emit the rows. Pathway calls this in its own thread."""
         rows = self._hand_over(pa.ipc.open_file(self._folder / "items.arrow").read_all())
         self._output.wait_rows(rows)
         wanted = self._output.written
         batches = pa.ipc.open_file(self._folder / "batches.arrow")
         for number in range(batches.num_record_batches):
             batch = batches.get_batch(number)
-            # Each row is of another group: one change back, one forth.
+            # Each row is in another group: one retraction and one insertion.
             wanted += 2 * batch.num_rows
             started = time.perf_counter()
             self._hand_over(batch)
@@ -117,7 +117,7 @@ class Items(pw.io.python.ConnectorSubject):  # type: ignore[misc]
 
 
 def main() -> None:
-    """Runs until all batches are through."""
+    """Run until all batches are done."""
     folder = Path(sys.argv[1])
     output = Output(folder / "changes.jsonl")
     subject = Items(folder, output)

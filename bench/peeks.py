@@ -1,11 +1,12 @@
-"""Peeks of an index of 1M rows: by key over TCP, and whole.
+"""Peeks of an index of 1M rows: by key over TCP, and in full.
 
-``peek_key_*``: one key, from the request to the rows as Arrow; by the replica protocol
-(``replica``), and by the public client through the controller (``client``). Peer: PostgreSQL's
-prepared point select on its primary key, by asyncpg, over the same loopback interface.
-``_16``: sixteen clients at once, as milliseconds a peek; a replica serves one connection, so by
-the replica protocol these are sixteen peeks in flight. Both servers are processes of their own.
-``scan_*``: all rows, from the arrangement to Arrow streams in memory, in pieces as a worker hands
+``peek_key_*``: one key, from the request to the rows as Arrow, over the replica protocol
+(``replica``), and with the public client through the controller (``client``). Peer: PostgreSQL's
+prepared point select on its primary key, with asyncpg, over the same loopback interface. ``_16``:
+sixteen clients at once, as milliseconds per peek. A replica serves one connection, so over the
+replica protocol these are sixteen peeks in flight. Both servers are separate processes.
+
+``scan_*``: all rows, from the arrangement to Arrow streams in memory, in pieces as a worker passes
 them to the stash. Peer: pyarrow's copy of the same table, the fastest of: `take` of every row,
 writing it as a stream, copying its buffers.
 """
@@ -76,7 +77,7 @@ INDEX = DataflowDescription("i1", "by_id", (SOURCE,), IndexExport(("id",), SCHEM
 
 
 def rows(start: int, count: int) -> pa.Table:
-    """Rows `start` to ``start + count - 1``."""
+    """Return rows `start` to ``start + count - 1``."""
     ids = numpy.arange(start, start + count, dtype=numpy.int64)
     regions = pa.DictionaryArray.from_arrays(
         pa.array(ids % 4, pa.int32()), pa.array(["north", "east", "south", "west"])
@@ -85,11 +86,11 @@ def rows(start: int, count: int) -> pa.Table:
     return pa.table(columns, schema=SCHEMA.arrow())
 
 
-# -- the service, a process of its own -----------------------------------------------------------
+# -- the service, in a separate process ----------------------------------------------------------
 
 
 async def serve(count: int, place: Path) -> None:
-    """A cluster with the index (first port), and a whole service with it (second)."""
+    """Serve a cluster with the index (first port) and a whole service with it (second)."""
     settings = Settings(state_dir=str(place / "state"), listen="127.0.0.1:0", maintenance_ms=50)
     service = Service(settings, engine=lambda system, *_: system.spawn(InMemoryExecutor, "engine"))
     async with ActorSystem() as system, service:
@@ -101,13 +102,13 @@ async def serve(count: int, place: Path) -> None:
         cluster = await WorkerCluster.start(system, settings, persist, executor, place / "cluster")
         listener = await cluster.listen("127.0.0.1:0")
         print(listener.address.port, service.address, flush=True)
-        await anyio.to_thread.run_sync(sys.stdin.read)  # until the parent is done
+        await anyio.to_thread.run_sync(sys.stdin.read)  # until the parent exits
         await system.stop()
 
 
 @contextlib.asynccontextmanager
 async def served(count: int) -> AsyncIterator[tuple[int, str]]:
-    """(port of the cluster, address of the service)."""
+    """Yield the port of the cluster and the address of the service."""
     with tempfile.TemporaryDirectory() as place:
         process = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, __file__, "--serve", str(count), place],
@@ -126,7 +127,8 @@ async def served(count: int) -> AsyncIterator[tuple[int, str]]:
 
 
 class Replica:
-    """The replica protocol's client: asks by uuid, hands each answer to who waits for it."""
+    """A client of the replica protocol. Sends peeks by uuid and passes each response to its
+    caller."""
 
     def __init__(self, client: WireClient) -> None:
         self._client = client
@@ -134,7 +136,7 @@ class Replica:
         self._count = 0
 
     async def start(self, workers: int) -> None:
-        """Makes the index, and waits until it can be read."""
+        """Create the index and wait until it can be read."""
         start: list[Command] = [Hello("bench"), CreateInstance(workers)]
         index: list[Command] = [CreateDataflow(INDEX), ScheduleDataflow("i1")]
         commands = [*start, *index, InitializationComplete(), AllowWrites()]
@@ -146,7 +148,7 @@ class Replica:
                 return
 
     async def read(self) -> None:
-        """Receives for ever."""
+        """Receive responses forever."""
         while True:
             response = await self._client.receive()
             if isinstance(response, PeekResponse):
@@ -155,7 +157,7 @@ class Replica:
                 event.set()
 
     async def peek(self, key: int) -> None:
-        """One row by key."""
+        """Return one row by key."""
         self._count += 1
         uuid, event = str(self._count), anyio.Event()
         answer: list[Any] = []
@@ -175,7 +177,7 @@ Asks = Sequence[Callable[[int], Awaitable[Any]]]
 
 
 async def one_by_one(asks: Asks, count: int, seconds: float) -> list[float]:
-    """Milliseconds of each ask, by one client."""
+    """Return the milliseconds of each request by one client."""
     random, took = Random(1), []
     ends = time.perf_counter() + seconds
     while time.perf_counter() < ends:
@@ -183,11 +185,11 @@ async def one_by_one(asks: Asks, count: int, seconds: float) -> list[float]:
         started = time.perf_counter()
         await asks[0](key)
         took.append((time.perf_counter() - started) * 1000)
-    return took[len(took) // 10 :]  # the first are not warm
+    return took[len(took) // 10 :]  # warm-up
 
 
 async def together(asks: Asks, count: int, seconds: float) -> float:
-    """Milliseconds an ask, all clients at once."""
+    """Return the milliseconds per request with all clients at once."""
     done = 0
     ends = time.perf_counter() + seconds
 
@@ -206,13 +208,13 @@ async def together(asks: Asks, count: int, seconds: float) -> float:
 
 
 async def measured(asks: Asks, count: int, seconds: float) -> tuple[float, float, float]:
-    """p50 and p99 alone; milliseconds an ask of all together."""
+    """Return p50 and p99 of one client, and milliseconds per request of all together."""
     alone = await one_by_one(asks, count, seconds)
     return median(alone), percentile(alone, 0.99), await together(asks, count, seconds)
 
 
 async def peer(count: int, seconds: float) -> tuple[float, float, float]:
-    """PostgreSQL's. Raises `NoPostgres`."""
+    """Measure PostgreSQL. Raises `NoPostgres`."""
     try:
         asyncpg: Any = importlib.import_module("asyncpg")
     except ImportError:
@@ -242,7 +244,7 @@ async def peer(count: int, seconds: float) -> tuple[float, float, float]:
 
 
 async def by_replica(port: int, count: int, seconds: float) -> tuple[float, float, float]:
-    """Ours, by the replica protocol."""
+    """Measure ours over the replica protocol."""
     settings = Settings()
     client = await connect(f"127.0.0.1:{port}", settings)
     replica = Replica(client)
@@ -256,7 +258,7 @@ async def by_replica(port: int, count: int, seconds: float) -> tuple[float, floa
 
 
 async def by_client(address: str, count: int, seconds: float) -> tuple[float, float, float]:
-    """Ours, by the public client."""
+    """Measure ours with the public client."""
     async with contextlib.AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(await Client.connect(address)) for _ in range(CLIENTS)
@@ -279,7 +281,7 @@ async def by_client(address: str, count: int, seconds: float) -> tuple[float, fl
 
 
 def add_keys(report: Report, name: str, ours: Sequence[float], peer: Sequence[float] | str) -> None:
-    """The three measures of one way."""
+    """Add the three measures of one way."""
     names = (f"peek_key_{name}_p50", f"peek_key_{name}_p99", f"peek_key_{name}_{CLIENTS}")
     targets = (KEY_TARGET, None, CLIENTS_TARGET)
     for index, (measure, target) in enumerate(zip(names, targets, strict=True)):
@@ -290,7 +292,7 @@ def add_keys(report: Report, name: str, ours: Sequence[float], peer: Sequence[fl
 
 
 async def keys(report: Report, count: int) -> None:
-    """Peeks by key."""
+    """Measure peeks by key."""
     seconds = 0.5 if report.quick else 5.0
     against: tuple[float, float, float] | str
     try:
@@ -302,11 +304,11 @@ async def keys(report: Report, count: int) -> None:
         add_keys(report, "client", await by_client(address, count, seconds), against)
 
 
-# -- whole ---------------------------------------------------------------------------------------
+# -- in full -------------------------------------------------------------------------------------
 
 
 def best(run: Callable[[], Any], turns: int = 9) -> float:
-    """Milliseconds, the median after two that do not count."""
+    """Return the median in ms, after two runs that do not count."""
     took = []
     for _ in range(turns + 2):
         started = time.perf_counter()
@@ -316,7 +318,7 @@ def best(run: Callable[[], Any], turns: int = 9) -> float:
 
 
 def copied_buffers(table: pa.Table) -> list[bytes]:
-    """Every buffer of the table, copied."""
+    """Return a copy of every buffer of the table."""
     return [
         buffer.to_pybytes()
         for column in table.columns
@@ -327,7 +329,7 @@ def copied_buffers(table: pa.Table) -> list[bytes]:
 
 
 def scans(report: Report, count: int) -> None:
-    """The whole index, in the forms that it may have."""
+    """Measure reads of the whole index, in each of its possible forms."""
     name = size_name(count)
     table = with_time(rows(0, count), 1, 1).drop_columns(["__time"]).combine_chunks()
     everything = pa.array(numpy.arange(count))
@@ -341,7 +343,7 @@ def scans(report: Report, count: int) -> None:
         key = ("region",) if shape == "by_region" else ("id",)
         with tempfile.TemporaryDirectory() as place:
             arrangement = Arrangement(Path(place), SCHEMA, key)
-            # As an index's dataflow installs it.
+            # In the form that an index's dataflow installs.
             arrangement.insert(with_time(rows(0, count), 1, 1), 2, consolidated=True)
             if shape == "changed":
                 for number in range(2, 6):
@@ -357,7 +359,7 @@ def scans(report: Report, count: int) -> None:
 
 
 async def run(report: Report) -> None:
-    """All of it."""
+    """Measure peeks by key, then scans."""
     count = 20_000 if report.quick else 1_000_000
     scans(report, count)
     await keys(report, count)
@@ -368,6 +370,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         anyio.run(serve, int(sys.argv[2]), Path(sys.argv[3]), backend_options=uvloop)
     else:
-        made = Report("Peeks of an index, beside PostgreSQL and pyarrow.")
+        made = Report("Peeks of an index, against PostgreSQL and pyarrow.")
         anyio.run(run, made, backend_options=uvloop)
         made.close()

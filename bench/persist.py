@@ -1,9 +1,9 @@
-"""Shards under many small appends: parts, the state's size, reading.
+"""Shards under many small appends: their parts, the size of their state, and the time to read them.
 
-``after_…_appends_parts``, ``…_state_kib``: live parts, and KiB of the state, unpacked, once so many
-appends of one row each and the maintenance beside them are done; peers are the limits. The largest
-while it goes on is ``…_state_kib_max``. ``…_snapshot``: all rows read, against the same rows in one
-part.
+``after_…_appends_parts``, ``…_state_kib``: live parts, and KiB of the uncompressed state, after
+that many appends of one row each with concurrent maintenance. The peers are the limits.
+``…_state_kib_max``: the largest state in between. ``…_snapshot``: reading all rows, against the
+same rows in one part.
 
     python bench/persist.py [--json FILE] [--quick]
 """
@@ -37,23 +37,23 @@ PARTS_MAX = 32
 STATE_KIB_MAX = 256
 SCHEMA = TableSchema((TableColumn("id", "bigint"), TableColumn("name", "string")))
 UNCACHED = Settings(decoded_parts_bytes_max=1)
-"""Every read is one of bytes."""
+"""Disables the cache of decoded parts, so that every read decodes bytes."""
 
 
 def rows(first: int, count: int = 1) -> pa.Table:
-    """So many rows, at one time each."""
+    """Return `count` rows, each at its own time."""
     numbers = pa.array(range(first, first + count), pa.int64())
     names = [f"name {number % 97}" for number in range(first, first + count)]
     return pa.table({"id": numbers, "name": names, TIME: numbers, DIFF: [1] * count})
 
 
 async def state_kib(client: PersistClient) -> float:
-    """Of the document of the shard, unpacked."""
+    """Return the uncompressed size of the shard's document."""
     return size_of(encode(await client.state("s"))) / 1024
 
 
 async def put(client: PersistClient, table: pa.Table, upper: int) -> None:
-    """One append. Raises `InvalidUsage` when another was first."""
+    """Append once. Raises `InvalidUsage` if another append was first."""
     lower = (await client.state("s")).upper
     parts = await client.write_parts("s", table)
     done: AppendCommitted | UpperMismatch = await client.append(
@@ -64,7 +64,7 @@ async def put(client: PersistClient, table: pa.Table, upper: int) -> None:
 
 
 async def read_all(client: PersistClient, upper: int) -> float:
-    """Milliseconds of one whole read."""
+    """Return the milliseconds of one full read."""
     reader = await client.open_reader("s", "reader")
     began = perf_counter()
     parts, _ = await reader.snapshot(upper - 1)
@@ -76,7 +76,7 @@ async def read_all(client: PersistClient, upper: int) -> float:
 
 
 async def many_appends(report: Report, folder: Path, appends: int) -> None:
-    """The state after so many appends, with the maintenance beside them that a service does."""
+    """Measure the state after `appends` appends, with a service's maintenance running."""
     client = await PersistClient.open(folder / "many", UNCACHED, SystemClock())
     one = await PersistClient.open(folder / "one", UNCACHED, SystemClock())
     for made in (client, one):
@@ -115,13 +115,13 @@ async def many_appends(report: Report, folder: Path, appends: int) -> None:
 
 
 async def run(report: Report) -> None:
-    """All of it, in a folder that goes."""
+    """Measure everything in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         await many_appends(report, Path(folder), APPENDS // 20 if report.quick else APPENDS)
 
 
 def main() -> None:
-    """The whole benchmark."""
+    """Run the benchmark."""
     report = Report(__doc__ or "")
     asyncio.run(run(report))
     report.close()

@@ -1,15 +1,14 @@
-"""What the size of a shard's document costs: every change writes it whole.
+"""The cost of the size of a shard's document, which every change writes in full.
 
-``append_with_state_…kib_STORE``: an append of one row, inline, to a shard whose document has that
-size unpacked (most of it random text, which packing leaves as it is), where documents are in
-SQLite or PostgreSQL (each with every commit synced); the peer writes 1 KiB in place of another
-there, without us: a row of the same file or server, committed. The rounds of all alternate.
-``append_with_state_…kib_written``: what is handed to SQLite's disk for each of those, in KiB; the
-peer is the document as stored.
-``append_beside_10000_parts``: an append of one row to a shard that has ten thousand parts of 64 MiB
-(they are named, and not there), on SQLite; the peer is one to an empty shard.
-``open_with_10000_parts``: reading the state of that shard for the first time; the peer is the time
-that this may take.
+- ``append_with_state_…kib_STORE``: an append of one row, inline, to a shard whose document has that
+  uncompressed size (mostly random text, which does not compress), with documents in SQLite or
+  PostgreSQL (each commit synced). The peer overwrites 1 KiB in the same kind of store without us: a
+  row of the same file or server, committed. The rounds of all alternate.
+- ``append_with_state_…kib_written``: KiB written to SQLite's disk for each of those. The peer is
+  the document as stored.
+- ``append_beside_10000_parts``: an append of one row to a shard with ten thousand parts of 64 MiB
+  (named, but not present), on SQLite. The peer is one to an empty shard.
+- ``open_with_10000_parts``: the first read of that shard's state. The peer is the time limit.
 
     python bench/persist_state.py [--json FILE] [--quick]
 """
@@ -51,24 +50,24 @@ from measure import Measure, Report, median
 
 SCHEMA = TableSchema((TableColumn("id", "bigint"), TableColumn("name", "string")))
 ROOMY = Settings(inline_bytes_per_shard_max=1 << 24, batches_per_shard_max=1 << 20)
-"""A state may be as large as is wanted."""
+"""Settings without limits on the size of a state."""
 KIB = (1, 8, 32, 64, 128, 256)
 PARTS = 10_000
 OPEN_MS = 500
 ROUNDS = {"sqlite": 100, "postgres": 100}
 Bare = Callable[[], Awaitable[None]]
-"""Writes 1 KiB in place of another."""
+"""Overwrites 1 KiB."""
 
 
 def row(number: int, padding: int = 0) -> pa.Table:
-    """One, at its own time."""
+    """Return one row at its own time."""
     text = base64.b64encode(random.randbytes(padding)).decode()[:padding]
     values = ([number], [f"name {number % 97}{text}"], [number], [1])
     return pa.table(dict(zip(("id", "name", TIME, DIFF), values, strict=True)))
 
 
 async def put(client: PersistClient, shard: str, padding: int = 0) -> None:
-    """One append of one row. Raises `InvalidUsage` when another was first."""
+    """Append one row. Raises `InvalidUsage` if another append was first."""
     upper = (await client.state(shard)).upper
     parts = await client.write_parts(shard, row(upper, padding))
     done = await client.append([ShardAppend(shard, upper, upper + 1, parts)])
@@ -77,7 +76,7 @@ async def put(client: PersistClient, shard: str, padding: int = 0) -> None:
 
 
 async def grown_to(client: PersistClient, kib: int) -> str:
-    """A shard with a document of that size."""
+    """Return a shard with a document of that size."""
     shard = f"s{kib}"
     await client.create_shards([NewShard(shard, SCHEMA)])
     while (room := kib * 1024 - size_of(encode(await client.state(shard)))) > 2048:
@@ -86,14 +85,16 @@ async def grown_to(client: PersistClient, kib: int) -> str:
 
 
 async def set_back(client: PersistClient, shard: str, document: bytes) -> None:
-    """The document as it was: the shard keeps its size."""
+    """Restore the document, so that the shard keeps its size."""
     seqno = (await client.state(shard)).seqno
     assert await client.compare_and_set([CompareAndSet(shard_key(shard), seqno, document)])
-    await client.schemas.evolve(shard, 0, SCHEMA)  # changes nothing, and reads the document anew
+    await client.schemas.evolve(
+        shard, 0, SCHEMA
+    )  # changes nothing; the client reads the document again
 
 
 def handed_out() -> int:
-    """Bytes that this process has written so far, to any file."""
+    """Return the bytes that this process has written so far, to any file."""
     with open("/proc/self/io") as lines:
         return int(next(line for line in lines if line.startswith("wchar")).split()[1])
 
@@ -101,7 +102,7 @@ def handed_out() -> int:
 async def compare(
     report: Report, store: str, client: PersistClient, bare: Bare, rounds: int
 ) -> None:
-    """All sizes on one store."""
+    """Measure all sizes on one store."""
     shards = {kib: await grown_to(client, kib) for kib in KIB}
     took: dict[int, list[float]] = {kib: [] for kib in (0, *KIB)}
     written: dict[int, list[int]] = {kib: [] for kib in KIB}
@@ -126,7 +127,7 @@ async def compare(
 
 @contextlib.asynccontextmanager
 async def client_of(documents: str, folder: Path) -> AsyncIterator[PersistClient]:
-    """Alone on that store of documents; all parts lie in them."""
+    """Yield the only client of that store of documents, which holds all parts inline."""
     clock = SystemClock()
     blob = await open_blob(f"file:{folder}/blobs", ROOMY, clock)
     consensus = await open_consensus(documents, ROOMY, clock, random.Random(1))
@@ -138,7 +139,7 @@ async def client_of(documents: str, folder: Path) -> AsyncIterator[PersistClient
 
 
 async def on_sqlite(report: Report, folder: Path, rounds: int) -> None:
-    """Beside a file of the same kind."""
+    """Measure against a file of the same kind."""
     bare = apsw.Connection(str(folder / "bare.db"))
     bare.pragma("journal_mode", "wal")
     bare.pragma("synchronous", "full")
@@ -160,7 +161,7 @@ async def on_sqlite(report: Report, folder: Path, rounds: int) -> None:
 
 
 async def beside_many_parts(report: Report, client: PersistClient, rounds: int) -> None:
-    """The same append to a large shard and to an empty one, in turns."""
+    """Measure the same append to a large shard and to an empty one, in alternation."""
     known = tuple(ColumnStatistics(f"column_{n}", 0, n, 1 << 40) for n in range(8))
     parts = tuple(
         BatchPart(
@@ -183,7 +184,7 @@ async def beside_many_parts(report: Report, client: PersistClient, rounds: int) 
 
 
 async def on_postgres(report: Report, folder: Path, rounds: int) -> None:
-    """Beside a table of the same server."""
+    """Measure against a table of the same server."""
     import psycopg
 
     with postgres_server() as server:
@@ -202,7 +203,7 @@ async def on_postgres(report: Report, folder: Path, rounds: int) -> None:
 
 
 async def run(report: Report) -> None:
-    """All of it, in folders that go."""
+    """Measure everything in temporary folders."""
     for store, measure in (("sqlite", on_sqlite), ("postgres", on_postgres)):
         rounds = ROUNDS[store] // 20 if report.quick else ROUNDS[store]
         with tempfile.TemporaryDirectory() as folder:
@@ -213,7 +214,7 @@ async def run(report: Report) -> None:
 
 
 def main() -> None:
-    """The whole benchmark."""
+    """Run the benchmark."""
     report = Report(__doc__ or "")
     asyncio.run(run(report))
     report.close()

@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL on the loopback interface, for the benchmarks that compare with one."""
+"""A temporary PostgreSQL on the loopback interface, for the benchmarks that compare with one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from actors.testing.postgres_server import postgres_server
 
 @contextlib.contextmanager
 def postgres() -> Iterator[int]:
-    """Runs one while the block lasts, on the port that is given. Raises `NoPostgres`."""
+    """Run a server while the block lasts, and yield its port. Raises `NoPostgres`."""
     with postgres_server(fsync="off") as server:
         yield server.port

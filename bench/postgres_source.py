@@ -1,10 +1,10 @@
-"""The PostgreSQL source beside PostgreSQL's own tools, in rows a second and as times.
+"""The PostgreSQL source against PostgreSQL's own tools, in rows a second and as times.
 
-``postgres_stream``: single-row changes by transactions of ten until they are durable here, against
-``pg_recvlogical`` that writes the same stream to a file with fsync. ``postgres_snapshot_…``: the
-first contents of a table of ROWS rows until they are durable here, against ``COPY … TO`` a file.
-Ours is the source alone: what it gives is written as Parquet parts with fsync, one a mark or a
-piece, in a thread while the next is read. Both measures are times: a ratio of 2 is half the rate.
+``postgres_stream``: single-row changes in transactions of ten until they are durable here, against
+``pg_recvlogical`` writing the same stream to a file with fsync. ``postgres_snapshot_…``: the
+snapshot of a table of ROWS rows until it is durable here, against ``COPY … TO`` a file. Ours is the
+source alone: its output is written as Parquet parts with fsync, one per position mark or piece, in
+a thread while the next is read. Both measures are times: a ratio of 2 is half the rate.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ ROW = (
 
 
 class Parts:
-    """Writes what comes as Parquet files, each with fsync, one at a time beside the reading."""
+    """Writes its input as Parquet files with fsync, one at a time, concurrently with the
+    reading."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -58,7 +59,7 @@ class Parts:
         self.rows = 0
 
     def add(self, given: SourceRows | SourceUpserts) -> None:
-        """Keeps a piece."""
+        """Keep a piece."""
         table = given.updates if isinstance(given, SourceRows) else given.changes
         self._held.append(table)
         self._bytes += table.nbytes
@@ -66,11 +67,11 @@ class Parts:
 
     @property
     def many(self) -> bool:
-        """Enough for a file."""
+        """Return whether there is enough for a file."""
         return self._bytes >= BATCH_BYTES
 
     async def write(self) -> None:
-        """Makes durable what is kept."""
+        """Make the kept pieces durable."""
         tables, self._held, self._bytes = self._held, [], 0
         if tables:
             self._number += 1
@@ -94,8 +95,8 @@ async def ours(
     *,
     take: bool = True,
 ) -> float:
-    """Seconds until that many rows are durable. Without `take` the server hears of nothing: the
-    same can be read again."""
+    """Return the seconds until `rows` rows are durable. Without `take` nothing is acknowledged to
+    the server, so the same rows can be read again."""
     parts = Parts(place)
     started = time.perf_counter()
     await opened(source, exports, position)
@@ -111,7 +112,7 @@ async def ours(
         async with anyio.create_task_group() as both:
             if mark is not None or parts.many:
                 both.start_soon(write, mark)
-                await anyio.lowlevel.checkpoint()  # it takes what is kept first
+                await anyio.lowlevel.checkpoint()  # it takes the kept pieces first
             mark = None
             while mark is None and not parts.many and parts.rows < rows + 1:
                 given = await source.next()
@@ -127,24 +128,24 @@ async def ours(
 async def opened(
     source: PostgresSource, exports: tuple[SourceExport, ...], position: str | None
 ) -> None:
-    """Opens it, as soon as the server has seen that the slot's former reader went."""
+    """Open the source once the server has noticed that the slot's former reader disconnected."""
     while True:
         try:
             await source.open(exports, position)
             return
         except SourceUnreachable as error:
-            if "is read by process" not in str(error):
+            if "is in use by process" not in str(error):
                 raise
 
 
 def source_of(server: PostgresServer, id: str) -> PostgresSource:
-    """One of the benchmark's database."""
+    """Return a source of the benchmark's database."""
     config = PostgresConfig(host=str(server.folder), port=server.port, user="bench")
     return PostgresSource(config, id)
 
 
 async def stream(report: Report, server: PostgresServer, admin: Any, folder: Path) -> None:
-    """Changes, already in the log, until they are durable."""
+    """Measure changes that are already in the log, until they are durable."""
     rows = 20_000 if report.quick else 400_000
     await admin.execute(f"CREATE TABLE changes ({COLUMNS})")
     source = source_of(server, "stream")
@@ -175,7 +176,7 @@ async def stream(report: Report, server: PostgresServer, admin: Any, folder: Pat
 
 
 def receive(server: PostgresServer, end: str, publication: str) -> float:
-    """Seconds that pg_recvlogical takes; the slot is put back afterwards."""
+    """Return the seconds that pg_recvlogical takes. Resets the slot afterwards."""
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute("SELECT pg_copy_logical_replication_slot('peer', 'turn', false)")
         file = server.folder / "received"
@@ -214,7 +215,7 @@ def receive(server: PostgresServer, end: str, publication: str) -> float:
 async def snapshot(
     report: Report, server: PostgresServer, admin: Any, folder: Path, rows: int
 ) -> None:
-    """First contents of a table until they are durable."""
+    """Measure the snapshot of a table, until it is durable."""
     await admin.execute(f"CREATE TABLE contents ({COLUMNS})")
     await admin.execute(f"INSERT INTO contents SELECT {ROW} FROM generate_series(1, {rows}) i")
     await admin.execute("VACUUM (FREEZE, ANALYZE) contents")
@@ -240,7 +241,7 @@ async def snapshot(
 
 
 async def run(report: Report) -> None:
-    """Both."""
+    """Measure both."""
     with (
         TemporaryDirectory() as place,
         postgres_server(
@@ -260,7 +261,7 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("The PostgreSQL source beside pg_recvlogical and COPY.")
+    made = Report("The PostgreSQL source against pg_recvlogical and COPY.")
     try:
         anyio.run(run, made, backend_options={"use_uvloop": True})
     except NoPostgres as error:

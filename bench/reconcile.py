@@ -1,9 +1,9 @@
-"""A controller comes back to a cluster that runs all it wants: nothing may be done again.
+"""A controller reconnects to a cluster that already runs what it wants: no work may be repeated.
 
 ``reconcile_*``: from the new connection's Hello to the frontiers of every dataflow, over loopback
-TCP, two workers. ``*_engine_jobs`` and ``*_restarts``: what was computed again (none may be).
-``*_memory``: traced bytes a dataflow more than before the new client came, the old one gone; its
-peer is the bound.
+TCP, with two workers. ``*_engine_jobs`` and ``*_restarts``: work that was repeated (none may be).
+``*_memory``: traced bytes per dataflow beyond those before the new client connected, with the old
+one disconnected; its peer is the limit.
 
     python bench/reconcile.py [--json FILE] [--quick]
 """
@@ -25,7 +25,7 @@ TURNS = 3
 
 
 async def run(report: Report) -> None:
-    """Time and repeated work first, memory in a smaller cluster of its own."""
+    """Measure time and repeated work, then memory in a separate, smaller cluster."""
     count = 500 if report.quick else DATAFLOWS
     name = f"reconcile_{size_name(count)}"
     async with house() as built:
@@ -53,7 +53,8 @@ async def run(report: Report) -> None:
 
 
 async def memory(count: int) -> float:
-    """Bytes a dataflow that a second client leaves behind, beyond what the first needed."""
+    """Return the bytes per dataflow that a second client leaves behind, beyond what the first
+    needed."""
     async with house() as built:
         first = await built.client()
         await joined(first, replay("n0", count), count)

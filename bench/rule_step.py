@@ -1,10 +1,10 @@
-"""The steps of top-k, window and session views beside the step of an aggregate over the same rows.
+"""The steps of top-k, window and session views against the step of an aggregate over the same rows.
 
-A service with the embedded default holds a million readings of a thousand devices, a thousand of
-each, and maintains all views, one after another. A step has 100 changes (50 readings updated in
-place). Ours: the step of the named view; peer: the step of ``sum`` and ``count`` by device, right
-after it. The environment's ROWS gives other numbers of readings, and VIEWS (``session,top_k``)
-fewer views.
+A service with default settings holds a million readings of a thousand devices, a thousand each, and
+maintains all views, one after another. A step has 100 changes (50 readings updated in place). Ours:
+the step of the named view. Peer: the step of ``sum`` and ``count`` by device, right after it.
+
+Environment variables: ROWS sets the numbers of readings, VIEWS (``session,top_k``) the views.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ SCHEMA = pa.schema(
 
 
 def readings(start: int, end: int, shift: int = 0) -> pa.Table:
-    """The readings `start` to ``end - 1``; another `shift` gives them other values."""
+    """Return the readings `start` to ``end - 1``; another `shift` gives them other values."""
     ids = numpy.arange(start, end, dtype=numpy.int64)
-    # A device speaks every minute, and is silent after some ten times.
+    # A device reports every minute, and pauses after about ten reports.
     minutes = ids // PER_DEVICE * 1 + (ids % PER_DEVICE * 7919 % PER_DEVICE) // 10 * 10
     values = (ids * 2_654_435_761 + shift * 40_503) % 1_000_003
     columns = [
@@ -77,7 +77,7 @@ def readings(start: int, end: int, shift: int = 0) -> pa.Table:
 
 
 class Steps:
-    """Updates of readings, each another one."""
+    """Updates readings, a different one each time."""
 
     def __init__(self, client: Client, count: int) -> None:
         self._client = client
@@ -85,7 +85,7 @@ class Steps:
         self._taken = 0
 
     async def take(self, view: str) -> float:
-        """Milliseconds of one step of a view."""
+        """Return the milliseconds of one step of a view."""
         rows = []
         for _ in range(CHANGES // 2):
             self._taken += 1
@@ -98,7 +98,7 @@ class Steps:
 
 
 async def one(client: Client, steps: Steps, name: str, counted: int) -> Measure:
-    """One view beside the aggregate; either is there while it is measured, and no other."""
+    """Measure one view against the aggregate. Only the one being measured exists at a time."""
     found: dict[str, list[float]] = {}
     for view, sql in ((name, VIEWS[name]), ("totals", TOTAL)):
         await client.create_materialized_view(view, sql)
@@ -109,7 +109,7 @@ async def one(client: Client, steps: Steps, name: str, counted: int) -> Measure:
 
 
 async def run(report: Report) -> None:
-    """All views, at every size."""
+    """Measure all views at every size."""
     for count in sizes((20_000,) if report.quick else (1_000_000,)):
         with tempfile.TemporaryDirectory() as folder:
             settings = Settings(state_dir=str(Path(folder) / "state"), listen="127.0.0.1:0")
@@ -127,6 +127,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("Steps of top-k, window and session views beside an aggregate's.")
+    made = Report("Steps of top-k, window and session views, against an aggregate's.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

@@ -1,4 +1,4 @@
-"""Runs every benchmark of this folder, one after another, and writes RESULTS.md."""
+"""Run every benchmark of this folder, one after another, and write RESULTS.md."""
 
 from __future__ import annotations
 
@@ -25,13 +25,18 @@ NOT_BENCHMARKS = {
 
 
 def main() -> int:
-    """Exit status 1 when a benchmark fails; a figure short of its target is only reported."""
+    """Return exit status 1 if a benchmark fails. A figure that misses its target is only
+    reported."""
     quick = ["--quick"] if "--quick" in sys.argv else []
     lines = [
         "# Results",
         "",
+        "Benchmarks of Penstock against Spark, PostgreSQL, DuckDB, Pathway and bare libraries. "
+        "Each file in `bench/` describes its measures and its peer. Read ratios, not absolute "
+        "times.",
+        "",
         f"Written by `make bench` on {platform.machine()}, Python {platform.python_version()}"
-        f"{', quick (smoke) run' if quick else ''}. Read ratios, not absolute times.",
+        f"{', quick (smoke) run' if quick else ''}.",
         "",
         "| measure | ours | peer | ratio | target | |",
         "|---|---|---|---|---|---|",
@@ -49,7 +54,7 @@ def main() -> int:
             if file.exists():
                 measures = msgspec.json.decode(file.read_bytes(), type=list[Measure])
                 lines += [measure.row() for measure in measures]
-        if not quick:  # each time: what has been measured stays when the run is ended
+        if not quick:  # after each benchmark, so that an interrupted run keeps its results
             (HERE / "RESULTS.md").write_text("\n".join(lines) + "\n")
     return 1 if failed else 0
 

@@ -1,25 +1,27 @@
-"""Durable shards on one disk: appends, reads and wake-ups, beside the libraries they stand on.
+"""Durable shards on one disk: appends, reads and wake-ups, against the underlying libraries.
 
 Ours is a `PersistClient` alone, without the service, over files and SQLite in a state directory.
 
-- ``append_small``: one row appended, in line, until it is durable. Peer: a bare commit of one
-  row in SQLite with the same log and the same fsync, on the same disk; both once their logs are
-  as long as they get, as a log that grows takes twice the time. ``row_by_thread``: the least that
-  may be done for it (serialize the row, await its commit in a thread: who commits in the loop
-  stands still with a disk that hangs) beside the same peer. ``part_by_thread``: the least that a
-  shard may do (of the row a described part with a checksum, of that the new seqno and upper; no
-  state, no rule, no look at what is there) beside the same.
+- ``append_small``: one row appended inline, until it is durable. Peer: a bare commit of one row in
+  SQLite with the same log and the same fsync, on the same disk. Both are measured once their logs
+  have reached their full length, because a growing log takes twice the time.
+- ``row_by_thread``: the minimum for such a row (serialize it and await its commit in a thread; a
+  commit in the event loop would block on a hanging disk), against the same peer.
+- ``part_by_thread``: the minimum for a shard (a described part with a checksum from the row, and
+  from that the new seqno and upper; without state, rules or checks), against the same peer.
 - ``append_1M``: a million rows. Peer: PyArrow writing the same Parquet, and an fsync.
-- ``snapshot_10M``: ten million rows from ten parts, nothing in memory. Peer: PyArrow reading the
-  same files.
+- ``snapshot_10M``: ten million rows from ten parts, nothing cached. Peer: PyArrow reading the same
+  files.
 - ``wake_same_process``, ``wake_other_process``: from the commit until a listener has the new upper
-  (p50); the other process hears of it through PostgreSQL. Peer: the time that this may take.
-- ``append_100_shards``: time an append, with a writer each. Peer: time a row, of SQLite committing
-  the very documents that ours wrote, a hundred in one transaction. (Not one document again and
-  again: SQLite leaves alone what does not change.) ``append_100_shards_over_rows``: the same beside
-  SQLite committing a hundred rows of nothing but the values; ``rows_by_100_futures``: the least
-  that a hundred writers in one loop may do for such a row (serialize it, hand it to the next
-  group, await a future: no rule, no state, no lock) beside the same.
+  (p50). The other process is notified through PostgreSQL. Peer: the time limit.
+- ``append_100_shards``: time per append, with a writer each. Peer: time per row of SQLite
+  committing the same documents, a hundred in one transaction. (They differ each time, since SQLite
+  skips writes that change nothing.)
+- ``append_100_shards_over_rows``: the same against SQLite committing a hundred rows that contain
+  only the values.
+- ``rows_by_100_futures``: the minimum for such a row with a hundred writers in one loop (serialize
+  it, pass it to the next group, await a future; without rules, state or locks), against the same
+  peer.
 """
 
 from __future__ import annotations
@@ -68,16 +70,17 @@ MILLION = 1_000_000
 WAKE_MS, WAKE_OTHER_MS = 1.0, 10.0
 MAINTAIN_EVERY = 16
 LOGGED = 1_100
-"""Commits until a log has been written back once, and grows no more: a thousand pages."""
+"""Commits until a log has been written back once, after which it no longer grows: a thousand
+pages."""
 SHARDS = 100
 CLOCK = ThreadedClock((os.cpu_count() or 1) + 4)
 ENCODER = msgspec.msgpack.Encoder()
 UVLOOP = {"use_uvloop": True}
-"""Threads and loop are those of a service."""
+"""Runs threads and loop as in a service."""
 
 
 def updates(rows: int, at: int) -> pa.Table:
-    """That many different rows at one time."""
+    """Return `rows` different rows at one time."""
     ids = numpy.arange(rows, dtype=numpy.int64) + at * rows
     return pa.table(
         {
@@ -91,20 +94,20 @@ def updates(rows: int, at: int) -> pa.Table:
 
 
 async def opened(place: Path, *, settings: Settings | None = None) -> PersistClient:
-    """On a state directory of its own."""
+    """Open a client on a state directory of its own."""
     chosen = settings or Settings(state_dir=str(place), decoded_parts_bytes_max=1)
     return await PersistClient.open(place, chosen, CLOCK)
 
 
 async def append(client: PersistClient, shard: str, at: int, table: pa.Table) -> None:
-    """Durable when it returns."""
+    """Append rows; they are durable on return."""
     parts = await client.write_parts(shard, table)
     done = await client.append([ShardAppend(shard, at, at + 1, parts)])
     assert isinstance(done, AppendCommitted), done
 
 
 def bare(place: Path, data: bytes) -> sqlite3.Connection:
-    """SQLite as ours has it: a log, and an fsync a commit."""
+    """Open SQLite as the service does: with a log, and an fsync per commit."""
     connection = sqlite3.connect(place, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
@@ -115,7 +118,7 @@ def bare(place: Path, data: bytes) -> sqlite3.Connection:
 
 
 def commit(connection: sqlite3.Connection, rows: Sequence[bytes]) -> float:
-    """Milliseconds of one transaction that changes so many rows."""
+    """Return the milliseconds of one transaction that changes `rows` rows."""
     started = time.perf_counter()
     connection.execute("BEGIN IMMEDIATE")
     for i, data in enumerate(rows):
@@ -127,12 +130,12 @@ def commit(connection: sqlite3.Connection, rows: Sequence[bytes]) -> float:
 
 
 def row_of(table: pa.Table) -> bytes:
-    """As bytes, with no schema."""
+    """Return the rows as bytes, without a schema."""
     return bytes(table.to_batches()[0].serialize().to_pybytes())
 
 
 def change_of(opening: bytes, table: pa.Table, at: int) -> bytes:
-    """The least that tells of an append: the shard's frontiers, and the part."""
+    """Return the minimal description of an append: the shard's frontiers, and the part."""
     data = assemble_stream(opening, table.to_batches())
     part = BatchPart(
         key="",
@@ -150,7 +153,7 @@ def change_of(opening: bytes, table: pa.Table, at: int) -> bytes:
 
 
 async def small(report: Report, place: Path) -> None:
-    """In turns, so that all meet the same disk."""
+    """Measure small appends in alternation, so that all see the same disk."""
     client = await opened(place / "small")
     await client.create_shards([NewShard("s", SCHEMA, holds={"bench": 0})])
     row, opening = b"x" * 64, encode_stream_header(part_schema(SCHEMA, errors=False))
@@ -180,7 +183,7 @@ async def small(report: Report, place: Path) -> None:
 
 
 async def large(report: Report, place: Path) -> None:
-    """A million rows; then the snapshot of ten such parts."""
+    """Measure an append of a million rows, then the snapshot of ten such parts."""
     rows, count = (MILLION // 20, 3) if report.quick else (MILLION, 10)
     client = await opened(place / "large")
     await client.create_shards([NewShard("s", SCHEMA)])
@@ -205,7 +208,7 @@ async def large(report: Report, place: Path) -> None:
 
 
 def written(path: Path, table: pa.Table) -> float:
-    """Milliseconds until PyArrow has written it and the disk has it."""
+    """Return the milliseconds until PyArrow has written the table and synced it."""
     started = time.perf_counter()
     pq.write_table(table, path, compression="zstd")
     for each, flags in ((path, os.O_RDWR), (path.parent, os.O_RDONLY)):
@@ -216,7 +219,7 @@ def written(path: Path, table: pa.Table) -> float:
 
 
 def read_ms(paths: Sequence[str]) -> float:
-    """Milliseconds of PyArrow, with all its threads."""
+    """Return the milliseconds of PyArrow reading the files, with all its threads."""
     started = time.perf_counter()
     tables = [pq.read_table(path) for path in paths]
     assert sum(table.num_rows for table in tables)
@@ -224,7 +227,8 @@ def read_ms(paths: Sequence[str]) -> float:
 
 
 async def snapshot_ms(client: PersistClient, as_of: int, rows: int) -> float:
-    """Two parts at a time, as a fetch task does."""
+    """Return the milliseconds of a snapshot that reads two parts at a time, as a fetch task
+    does."""
     found = 0
     reader = await client.open_reader("s", "bench")
     started = time.perf_counter()
@@ -248,7 +252,7 @@ async def snapshot_ms(client: PersistClient, as_of: int, rows: int) -> float:
 
 
 class Commits:
-    """When each set of documents was durable, on the machine's monotonic clock."""
+    """Records when each set of documents was durable, on the machine's monotonic clock."""
 
     def __init__(self, client: PersistClient) -> None:
         self.ms: list[float] = []
@@ -263,7 +267,7 @@ class Commits:
 
 
 async def wakes(report: Report, place: Path) -> None:
-    """Within a process: an append, and who waits for it."""
+    """Measure wake-ups within a process: an append and a waiting listener."""
     client = await opened(place / "wakes")
     await client.create_shards([NewShard("s", SCHEMA)])
     commits, took = Commits(client), []
@@ -283,7 +287,8 @@ async def wakes(report: Report, place: Path) -> None:
 
 
 async def shared(place: Path, port: int) -> PersistClient:
-    """Documents in PostgreSQL, blobs in files, other processes beside."""
+    """Return a client with documents in PostgreSQL and blobs in files, shared with other
+    processes."""
     settings, clock = Settings(state_dir=str(place)), CLOCK
     url = f"postgresql://bench@127.0.0.1:{port}/postgres"
     blob = await open_blob(f"file:{place}/shared", settings, clock, exclusive=False)
@@ -292,7 +297,7 @@ async def shared(place: Path, port: int) -> PersistClient:
 
 
 async def listen(place: Path, port: int, count: int) -> None:
-    """The other process: tells when it had each new upper."""
+    """Run as the other process: print when each new upper arrives."""
     client = await shared(place, port)
     following = asyncio.create_task(client.follow())
     reader = await client.open_reader("s", "other")
@@ -308,7 +313,8 @@ async def listen(place: Path, port: int, count: int) -> None:
 
 
 async def wakes_elsewhere(report: Report, place: Path) -> None:
-    """Across processes: one append after another, each when the last was heard of."""
+    """Measure wake-ups across processes: each append waits until the previous one has been
+    noticed."""
     count = 10 if report.quick else 100
     try:
         with postgres() as port:
@@ -342,7 +348,8 @@ async def wakes_elsewhere(report: Report, place: Path) -> None:
 
 
 async def write_all(client: PersistClient, tables: Sequence[pa.Table]) -> float:
-    """Milliseconds of all of them appended to each of a hundred shards by a writer of its own."""
+    """Return the milliseconds to append all tables to each of a hundred shards, each with its own
+    writer."""
     names = [f"{i}" for i in range(SHARDS)]
     await client.create_shards([NewShard(name, SCHEMA, holds={"bench": 0}) for name in names])
 
@@ -358,7 +365,7 @@ async def write_all(client: PersistClient, tables: Sequence[pa.Table]) -> float:
 
 
 async def written_by(client: PersistClient, tables: Sequence[pa.Table]) -> list[list[bytes]]:
-    """The documents that the same writes make: of all shards, append by append."""
+    """Return the documents that the same writes produce, for all shards, append by append."""
     change = client.consensus.compare_and_set
     made: list[list[bytes]] = [[] for _ in range(SHARDS)]
 
@@ -374,7 +381,7 @@ async def written_by(client: PersistClient, tables: Sequence[pa.Table]) -> list[
 
 
 async def many(report: Report, place: Path) -> None:
-    """A hundred writers, each on its own shard, none waiting for another."""
+    """Measure a hundred independent writers, each on its own shard."""
     tables = [updates(1, at) for at in range(5 if report.quick else 40)]
     appends = len(tables) * SHARDS
 
@@ -399,7 +406,7 @@ async def many(report: Report, place: Path) -> None:
 
 
 async def futures(place: Path, tables: Sequence[pa.Table]) -> float:
-    """Milliseconds of as many rows by bare futures and groups."""
+    """Return the milliseconds for the same number of rows with bare futures and groups."""
     connection = bare(place, b"")
     waiting: list[tuple[bytes, asyncio.Future[None]]] = []
 
@@ -428,7 +435,7 @@ async def futures(place: Path, tables: Sequence[pa.Table]) -> float:
 
 
 async def run(report: Report) -> None:
-    """One after another, each in a folder of its own."""
+    """Run all measures, each in its own folder."""
     with tempfile.TemporaryDirectory() as folder:
         for part in (small, wakes, wakes_elsewhere, many, large):
             await part(report, Path(folder))

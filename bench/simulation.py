@@ -1,7 +1,7 @@
-"""Whole-service runs of the simulator on one core, against the time that twenty a second leave.
+"""Whole-service runs of the simulator on one core, against the time that twenty a second allow.
 
-A run is a schedule of the simulator's own: the service, clients, faults, checkers, from the start
-to nothing left. Process time: what else the machine does is not the simulator's.
+A run is one of the simulator's schedules: the service, clients, faults and checkers, from the start
+until nothing is left. It is measured in process time, which excludes other load on the machine.
 
     python bench/simulation.py [--json FILE] [--quick]
 """
@@ -23,7 +23,8 @@ WANTED_MS = 1000 / 20
 
 
 def run_ms(first: int, count: int) -> float:
-    """Of one run, on average over these seeds. Raises `SystemExit` when one fails."""
+    """Return the average milliseconds of one run over these seeds. Raises `SystemExit` if one
+    fails."""
     began = process_time()
     for seed in range(first, first + count):
         report = simulate(draw(seed))
@@ -33,7 +34,7 @@ def run_ms(first: int, count: int) -> float:
 
 
 def run(report: Report) -> None:
-    """Each turn other seeds, after a few that warm up."""
+    """Measure rounds with different seeds, after a warm-up."""
     count = 10 if report.quick else RUNS
     run_ms(0, 5)
     found = median([run_ms(turn * count, count) for turn in range(TURNS)])

@@ -1,22 +1,22 @@
-"""The four measures of sources through a whole service: from outside to durable, as a client sees.
+"""Four measures of sources through a whole service: from the upstream system to durable.
 
-The service is a process of its own (`sources_service`), its sources are made by the client. Both
-sides of a measure are times; a target is the inverse of the wanted share of the peer's rate.
+The service is a separate process (`sources_service`), and the client creates its sources. Both
+sides of a measure are times; a target is the inverse of the required share of the peer's rate.
 
-- ``sources_postgres_stream``: single-row inserts by transactions of ten, written while the service
-  stood still (SIGSTOP), from when it goes on until all are durable. Peer: ``pg_recvlogical`` that
-  writes the same stream to a file with fsync, while the service stands still.
-- ``sources_postgres_snapshot_…``: from making a source until its table's first contents are
-  durable. Peer: ``COPY … TO`` a file.
-- ``sources_files_…``: from making a source of Parquet files until all rows are durable. Peer:
+- ``sources_postgres_stream``: single-row inserts in transactions of ten, written while the service
+  was paused (SIGSTOP), from when it resumes until all are durable. Peer: ``pg_recvlogical`` writes
+  the same stream to a file with fsync, while the service is paused.
+- ``sources_postgres_snapshot_…``: from creating a source until its table's snapshot is durable.
+  Peer: ``COPY … TO`` a file.
+- ``sources_files_…``: from creating a source of Parquet files until all rows are durable. Peer:
   Spark, in the service's session, reads these files and writes the same rows.
-- ``sources_latency``: from the commit of a transaction in PostgreSQL (ten rows of a table with a
-  primary key are updated) until a client has the change of a maintained aggregate, which is
-  durable then. Peer: the floor, a one-stage Spark query in the same session. ``…_p95`` and
-  ``…_table``, the same until the change of the table itself, have no target.
+- ``sources_latency``: from the commit of a transaction in PostgreSQL (which updates ten rows of a
+  table with a primary key) until a client has the change of a maintained aggregate, which is
+  durable by then. Peer: a one-stage Spark query in the same session, as a lower bound. ``…_p95``,
+  and ``…_table``, the same until the change of the table itself, have no target.
 
-What is durable is known from a small table beside: the last transaction writes a mark into it,
-and a mark is never durable before what was committed outside before it. Rows are counted then.
+A small second table shows what is durable: the last transaction writes a mark into it, and a mark
+is never durable before what was committed upstream before it. The rows are counted then.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ VIEW = "SELECT branch, count(*) AS n, sum(balance) AS s FROM accounts GROUP BY b
 DEADLINE_S = 200
 
 
-class Outside:
-    """The database, and what is written there."""
+class UpstreamDatabase:
+    """The upstream database, and what is written there."""
 
     def __init__(self, server: PostgresServer, admin: Any) -> None:
         self.server = server
@@ -62,7 +62,7 @@ class Outside:
         self._marks = 0
 
     def config(self) -> dict[str, Any]:
-        """Of a source of this database."""
+        """Return the configuration of a source of this database."""
         return {
             "kind": "postgres",
             "host": str(self.server.folder),
@@ -71,25 +71,25 @@ class Outside:
         }
 
     async def run(self, sql: str) -> Any:
-        """The one row of a statement, if it has any."""
+        """Run a statement and return its single row, if it has one."""
         cursor = await self.admin.execute(sql)
         return await cursor.fetchone() if cursor.description else None
 
-    async def left(self) -> None:
-        """Waits until no source that was dropped has anything here."""
+    async def wait_clean(self) -> None:
+        """Wait until dropped sources have left nothing in the database."""
         with anyio.fail_after(DEADLINE_S):
             while (await self.run("SELECT count(*) FROM pg_replication_slots"))[0]:
                 await anyio.sleep(0.05)
 
     async def mark(self, table: str) -> int:
-        """Writes the next mark, after all that was written so far."""
+        """Write the next mark, after everything written so far, and return it."""
         self._marks += 1
         await self.run(f"INSERT INTO {table} VALUES ({self._marks})")
         return self._marks
 
 
 async def seen(address: str, marks: str, mark: int) -> int:
-    """Waits until a mark is durable; the time from which it is there."""
+    """Wait until a mark is durable, and return the time from which it can be read."""
     with anyio.fail_after(DEADLINE_S):
         async with await Client.connect(address) as client:
             async for change in client.subscribe(marks):
@@ -99,7 +99,7 @@ async def seen(address: str, marks: str, mark: int) -> int:
 
 
 async def count(address: str, table: str, at: int) -> int:
-    """Rows of a table at a time."""
+    """Return the number of rows of a table at a time."""
     async with await Client.connect(address) as client:
         sql = f"SELECT count(*) AS n FROM {table}"
         return sum([b["n"][0].as_py() async for b in client.query(sql, as_of=at)])
@@ -108,71 +108,71 @@ async def count(address: str, table: str, at: int) -> int:
 # -- the measures ------------------------------------------------------------------------------
 
 
-async def stream(report: Report, service: Served, outside: Outside) -> None:
-    """Changes, already in the log, until they are durable."""
+async def stream(report: Report, service: Served, upstream: UpstreamDatabase) -> None:
+    """Measure changes that are already in the log, until they are durable."""
     rows, turns = (20_000, 1) if report.quick else (400_000, 3)
-    await outside.run(f"CREATE TABLE changes ({COLUMNS})")
-    await outside.run("CREATE TABLE marks (n bigint PRIMARY KEY)")
+    await upstream.run(f"CREATE TABLE changes ({COLUMNS})")
+    await upstream.run("CREATE TABLE marks (n bigint PRIMARY KEY)")
     tables = {"public.changes": "changes", "public.marks": "marks"}
     async with await Client.connect(service.address) as client:
-        await client.create_source("stream", outside.config(), tables)
-    await seen(service.address, "marks", await outside.mark("marks"))
-    (name,) = await outside.run("SELECT pubname FROM pg_publication")
+        await client.create_source("stream", upstream.config(), tables)
+    await seen(service.address, "marks", await upstream.mark("marks"))
+    (name,) = await upstream.run("SELECT pubname FROM pg_publication")
     here, there = [], []
     for turn in range(turns):
         service.pause()
-        await outside.run("SELECT pg_create_logical_replication_slot('peer', 'pgoutput')")
-        await outside.run(
+        await upstream.run("SELECT pg_create_logical_replication_slot('peer', 'pgoutput')")
+        await upstream.run(
             f"DO $$ BEGIN FOR k IN {turn * rows // 10} .. {(turn + 1) * rows // 10 - 1} LOOP"
             f" INSERT INTO changes SELECT {ROW} FROM generate_series(k * 10, k * 10 + 9) i;"
             " COMMIT; END LOOP; END $$"
         )
-        mark = await outside.mark("marks")
-        (end,) = await outside.run("SELECT pg_current_wal_lsn()::text")
+        mark = await upstream.mark("marks")
+        (end,) = await upstream.run("SELECT pg_current_wal_lsn()::text")
         there.append(
-            await SystemClock().run_blocking(lambda: receive(outside.server, end, name))  # noqa: B023
+            await SystemClock().run_blocking(lambda: receive(upstream.server, end, name))  # noqa: B023
         )
-        await outside.run("SELECT pg_drop_replication_slot('peer')")
+        await upstream.run("SELECT pg_drop_replication_slot('peer')")
         started = time.perf_counter()
-        service.go_on()
+        service.resume()
         at = await seen(service.address, "marks", mark)
         here.append(time.perf_counter() - started)
         assert await count(service.address, "changes", at) == (turn + 1) * rows
     async with await Client.connect(service.address) as client:
         await client.drop_source("stream")
-    await outside.left()
+    await upstream.wait_clean()
     add(report, "sources_postgres_stream", rows, here, there, STREAM_TARGET)
 
 
-async def snapshot(report: Report, service: Served, outside: Outside, rows: int) -> None:
-    """First contents of a table until they are durable."""
-    await outside.run(f"CREATE TABLE contents ({COLUMNS})")
-    await outside.run(f"INSERT INTO contents SELECT {ROW} FROM generate_series(1, {rows}) i")
-    await outside.run("VACUUM (FREEZE, ANALYZE) contents")
-    await outside.run("CREATE TABLE filled (n bigint PRIMARY KEY)")
-    mark = await outside.mark("filled")
+async def snapshot(report: Report, service: Served, upstream: UpstreamDatabase, rows: int) -> None:
+    """Measure the snapshot of a table, until it is durable."""
+    await upstream.run(f"CREATE TABLE contents ({COLUMNS})")
+    await upstream.run(f"INSERT INTO contents SELECT {ROW} FROM generate_series(1, {rows}) i")
+    await upstream.run("VACUUM (FREEZE, ANALYZE) contents")
+    await upstream.run("CREATE TABLE filled (n bigint PRIMARY KEY)")
+    mark = await upstream.mark("filled")
     here, there = [], []
     for turn in range(1 if report.quick else 3):
-        file = outside.server.folder / "copied"
+        file = upstream.server.folder / "copied"
         started = time.perf_counter()
-        await outside.run(f"COPY contents TO '{file}'")
+        await upstream.run(f"COPY contents TO '{file}'")
         there.append(time.perf_counter() - started)
         file.unlink()
         name = f"snapshot{turn}"
         tables = {"public.contents": f"c{turn}", "public.filled": f"f{turn}"}
         started = time.perf_counter()
         async with await Client.connect(service.address) as client:
-            await client.create_source(name, outside.config(), tables)
+            await client.create_source(name, upstream.config(), tables)
             at = await seen(service.address, f"f{turn}", mark)
             here.append(time.perf_counter() - started)
             assert await count(service.address, f"c{turn}", at) == rows
             await client.drop_source(name)
-        await outside.left()
+        await upstream.wait_clean()
     add(report, f"sources_postgres_snapshot_{size_name(rows)}", rows, here, there, SNAPSHOT_TARGET)
 
 
 async def files(report: Report, service: Served, place: Path, rows: int) -> None:
-    """Parquet files until their rows are durable; a warm turn of each side first."""
+    """Measure Parquet files until their rows are durable, after a warm-up of each side."""
     folder = place / "parquet"
     await anyio.to_thread.run_sync(write_files, folder, "parquet", rows)
     paths = tuple(sorted(str(path) for path in folder.iterdir()))
@@ -197,36 +197,38 @@ async def files(report: Report, service: Served, place: Path, rows: int) -> None
 
 
 async def taken(client: Client, name: str, rows: int) -> bool:
-    """Whether so many rows of a source are durable (it is told `statistics_ms` apart)."""
+    """Return whether `rows` rows of a source are durable (reported every `statistics_ms`)."""
     (source,) = [each for each in await client.sources() if each.name == name]
     done = source.statistics.rows_inserted if source.statistics else 0
     assert done <= rows, f"{done} rows of {rows}"
     return done == rows
 
 
-async def latency(report: Report, service: Served, outside: Outside) -> None:
-    """A transaction until its changes of an aggregate are durable."""
+async def latency(report: Report, service: Served, upstream: UpstreamDatabase) -> None:
+    """Measure a transaction until its changes of an aggregate are durable."""
     accounts = ACCOUNTS // 10 if report.quick else ACCOUNTS
     warm, counted = (5, 10) if report.quick else (150, 200)
-    await outside.run(
+    await upstream.run(
         "CREATE TABLE accounts (id bigint PRIMARY KEY, branch bigint, balance numeric(12,2))"
     )
-    await outside.run(
+    await upstream.run(
         f"INSERT INTO accounts SELECT i, CASE i WHEN 0 THEN -1 ELSE i % {GROUPS} END, 0"
         f" FROM generate_series(0, {accounts - 1}) i"
     )
     async with await Client.connect(service.address) as client:
-        await client.create_source("accounts", outside.config(), {"public.accounts": "accounts"})
+        await client.create_source("accounts", upstream.config(), {"public.accounts": "accounts"})
         await client.create_materialized_view("by_branch", VIEW)
     floor = (await service.ask(Floor(warm + counted)))[warm:]
     took: dict[str, list[float]] = {}
     for watched, wanted in (("accounts", counted // 4), ("by_branch", warm + counted)):
         async with following(service.address, watched) as last:
-            took[watched] = [await one(outside, last, accounts, number) for number in range(wanted)]
+            took[watched] = [
+                await one(upstream, last, accounts, number) for number in range(wanted)
+            ]
     async with await Client.connect(service.address) as client:
         await client.drop("by_branch")
         await client.drop_source("accounts")
-    await outside.left()
+    await upstream.wait_clean()
     ours, tables = took["by_branch"][warm:], took["accounts"][counted // 8 :]
     peer = median(floor)
     report.add(Measure("sources_latency_p50", median(ours), peer, target=LATENCY_TARGET))
@@ -235,7 +237,7 @@ async def latency(report: Report, service: Served, outside: Outside) -> None:
 
 
 class Last:
-    """What was seen last of a followed object: the balance of account 0."""
+    """The last value seen of a followed object: the balance of account 0."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -243,13 +245,13 @@ class Last:
         self._changed = anyio.Event()
 
     def see(self, value: int) -> None:
-        """It is there now."""
+        """Record a value as seen now."""
         self.value, self.at = value, time.perf_counter()
         self._changed.set()
         self._changed = anyio.Event()
 
     async def wait(self, value: int) -> float:
-        """When that was there."""
+        """Wait for a value, and return when it was seen."""
         with anyio.fail_after(DEADLINE_S):
             while self.value < value:
                 await self._changed.wait()
@@ -258,7 +260,7 @@ class Last:
 
 @asynccontextmanager
 async def following(address: str, name: str) -> AsyncIterator[Last]:
-    """Follows the table or the view by a connection of its own."""
+    """Follow the table or the view with a separate connection."""
     last = Last()
     column = "s" if name == "by_branch" else "balance"
 
@@ -283,13 +285,13 @@ async def following(address: str, name: str) -> AsyncIterator[Last]:
         group.cancel_scope.cancel()
 
 
-async def one(outside: Outside, last: Last, accounts: int, number: int) -> float:
-    """Milliseconds of one transaction, a random pause before it."""
+async def one(upstream: UpstreamDatabase, last: Last, accounts: int, number: int) -> float:
+    """Return the milliseconds of one transaction, after a random pause."""
     dice = random.Random(number)
     await anyio.sleep(dice.random() * 0.05)
     value = last.value + 1
     ids = ", ".join(str(dice.randrange(1, accounts)) for _ in range(UPDATED - 1))
-    await outside.run(
+    await upstream.run(
         f"UPDATE accounts SET balance = CASE id WHEN 0 THEN {value} ELSE balance + 1 END"
         f" WHERE id IN (0, {ids})"
     )
@@ -300,14 +302,14 @@ async def one(outside: Outside, last: Last, accounts: int, number: int) -> float
 def add(
     report: Report, name: str, rows: int, here: list[float], there: list[float], target: float
 ) -> None:
-    """A measure from seconds of both sides, and the rates."""
+    """Add a measure from both sides' seconds, and print the rates."""
     report.add(Measure(name, median(here) * 1000, median(there) * 1000, target=target))
     print(f"  {rows / median(here):,.0f} rows/s, peer {rows / median(there):,.0f} rows/s")
 
 
 @asynccontextmanager
-async def database(synchronous_commit: str) -> AsyncIterator[Outside]:
-    """PostgreSQL with a connection to it."""
+async def database(synchronous_commit: str) -> AsyncIterator[UpstreamDatabase]:
+    """Run PostgreSQL, and yield it with a connection."""
     with postgres_server(
         wal_level="logical",
         max_wal_size="4GB",
@@ -317,11 +319,11 @@ async def database(synchronous_commit: str) -> AsyncIterator[Outside]:
     ) as server:
         connect = psycopg.AsyncConnection.connect(server.conninfo(), autocommit=True)
         async with await connect as admin:
-            yield Outside(server, admin)
+            yield UpstreamDatabase(server, admin)
 
 
 async def run(report: Report) -> None:
-    """All of them, or those that the environment's SOURCES names: SOURCES=latency,files."""
+    """Run all measures, or those named by the environment variable SOURCES (``latency,files``)."""
     chosen = os.environ.get("SOURCES", "latency,postgres,files").split(",")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -333,20 +335,20 @@ async def run(report: Report) -> None:
         }
         async with served(**settings) as service:
             if "latency" in chosen:
-                async with database("on") as outside:
-                    await latency(report, service, outside)
+                async with database("on") as upstream:
+                    await latency(report, service, upstream)
             if "postgres" in chosen:
-                async with database("off") as outside:
-                    await stream(report, service, outside)
+                async with database("off") as upstream:
+                    await stream(report, service, upstream)
                     for rows in sizes([50_000] if report.quick else [5_000_000]):
-                        await snapshot(report, service, outside, rows)
+                        await snapshot(report, service, upstream, rows)
             if "files" in chosen:
                 for rows in [100_000] if report.quick else [10_000_000]:
                     await files(report, service, place, rows)
 
 
 if __name__ == "__main__":
-    made = Report("Sources through a whole service, beside PostgreSQL's tools and Spark.")
+    made = Report("Sources through a whole service, against PostgreSQL's tools and Spark.")
     try:
         anyio.run(run, made, backend_options={"use_uvloop": True})
     except NoPostgres as error:

@@ -1,8 +1,8 @@
-"""A whole service in a process of its own, as `penstock serve` runs one, for
-`connectors/sources.py`.
+"""A whole service in a separate process, run as by `penstock serve`, for `sources`.
 
-It answers words on its standard input, one a line as JSON, with one line each: what is asked of
-its engine beside what the service itself asks of it. It ends with its standard input.
+It reads words from its standard input, one JSON value per line, and answers each with one line. So
+a benchmark can give jobs to the service's engine in addition to the service's own. The process ends
+when its standard input closes.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from actors.runtime.kernel import ActorAddress, ActorSystem, ReplySlot
 from actors.service import start_spark
 
 FLOOR = "SELECT id % 10 AS k, sum(id) AS s FROM range(0, 100, 1, 1) GROUP BY id % 10"
-"""One stage: a sum over 100 rows in one partition, from no file."""
+"""A one-stage query: a sum over 100 rows in one partition, without files."""
 _ASK_MS_MAX = 600_000
 
 
 class Floor(msgspec.Struct, frozen=True, tag=True):
-    """Milliseconds of the floor, so many times in a row."""
+    """Asks for the milliseconds of `count` runs of the floor query."""
 
     count: int
 
 
 class Take(msgspec.Struct, frozen=True, tag=True):
-    """Milliseconds that Spark takes to read Parquet files and to write the same rows."""
+    """Asks for the milliseconds that Spark takes to read Parquet files and write the same rows."""
 
     paths: tuple[str, ...]
     schema: TableSchema
@@ -62,15 +62,15 @@ class Engine:
     def start(
         self, system: ActorSystem, settings: Settings, scratch: Path
     ) -> ActorAddress[ExecutorMessage]:
-        """As the service wants one."""
+        """Start the engine. The service calls this."""
         self._address = start_spark(system, settings, scratch)
         return self._address
 
     async def answer(self, asked: Floor | Take) -> list[float]:
-        """What was asked for."""
+        """Return the measurements that were asked for."""
         if isinstance(asked, Floor):
             return [(await self._run(_floor())).spark_ms for _ in range(asked.count)]
-        # As many bytes as make an answer large: it is written, not collected.
+        # Makes the answer count as large, so that it is written to files instead of collected.
         names = asked.schema.names
         job = TakeFiles(uuid.uuid4().hex, asked.paths, "parquet", asked.schema, names, (), 1 << 40)
         done = await self._run(job)
@@ -93,7 +93,7 @@ def _floor() -> QueryFiles:
 
 
 async def serve(settings: Settings) -> None:
-    """Until standard input ends."""
+    """Run the service until standard input closes."""
     engine = Engine()
     words = msgspec.json.Decoder(Floor | Take)
     async with Service(settings, engine=engine.start) as service:
@@ -104,14 +104,14 @@ async def serve(settings: Settings) -> None:
 
 
 class Served:
-    """That process, from outside."""
+    """The service's process as its parent sees it."""
 
     def __init__(self, process: subprocess.Popen[str], address: str) -> None:
         self._process = process
         self.address = address
 
     async def ask(self, word: Floor | Take) -> list[float]:
-        """Its answer."""
+        """Send a request and return its answer."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -120,17 +120,17 @@ class Served:
         return msgspec.json.decode(line, type=list[float])
 
     def pause(self) -> None:
-        """It stands still: nothing is read, nothing answered."""
+        """Pause the process: it neither reads nor answers anything."""
         self._process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
-        """It goes on where it stood."""
+    def resume(self) -> None:
+        """Resume the process."""
         self._process.send_signal(signal.SIGCONT)
 
 
 @contextlib.asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[Served]:
-    """One with these settings while the block lasts."""
+    """Run a service with these settings while the block lasts."""
     given: Sequence[str] = [msgspec.json.encode(settings).decode()]
     process = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, __file__, *given],

@@ -1,14 +1,14 @@
-"""Spark's share of a small step, beside the least that a Spark SQL query can cost.
+"""Spark's share of a small step, against the minimum cost of a Spark SQL query.
 
-The engine of the child runs here, in this process, so that both sides share one session. A step
-has 100 changes and the rows that they touch of a state of a million, looked up as the dataflow
-does and not timed; ours is what the engine reports for it. The floor is a one-stage aggregate
-over 100 local rows, built anew each time and read with `toArrow`. ``anew`` are the same steps
+The child's engine runs in this process, so that both sides share one session. A step has 100
+changes and the rows that they match in a state of a million, looked up as the dataflow does, which
+is not timed. Ours is the time that the engine reports for the step. The floor is a one-stage
+aggregate over 100 local rows, built each time and read with `toArrow`. ``anew``: the same steps
 with their plans built each time. The 95th percentiles have no target.
 
-``_10M``: ours is the same step over a state of ten million rows, peer that over the first size.
-All are taken in turns, so both sizes meet the same JVM at the same warmth. The environment's ROWS
-gives other sizes (ROWS=1000000 leaves the large one out).
+``_10M``: ours is the same step over a state of ten million rows, the peer that over the first size.
+All are measured in alternation, so that the JVM is equally warm for both sizes. The environment
+variable ROWS sets other sizes (ROWS=1000000 omits the large one).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ GROUPS = 1000
 SIZES = (1_000_000, 10_000_000)
 SIZES_QUICK = (10_000, 100_000)
 CHUNK = 500_000
-"""Rows of state made at a time: some 50 MB in memory, whatever the size of the state."""
+"""Rows of state generated at a time: some 50 MB in memory, whatever the size of the state."""
 TARGET_GROWTH = 1.1
 TARGETS = {"stateless": 0.8, "aggregate": 1.0, "join3_aggregate": 1.0}
 TARGETS_ANEW = {"aggregate": 4.0}
@@ -82,7 +82,7 @@ HIDDEN = TableSchema(
 
 
 def named(name: str, prefix: str, schema: TableSchema) -> SelectColumns:
-    """An input with its columns prefixed."""
+    """Return an input with its columns prefixed."""
     columns = tuple(NamedExpression(f"{prefix}_{column}", column) for column in schema.names)
     return SelectColumns(NamedInput(name, schema.names), columns)
 
@@ -106,14 +106,14 @@ JOINED = PairRows(
 
 
 def grouped(below: Node, key: str) -> Node:
-    """The sum of amounts by group, with its hidden state."""
+    """Return the sum of amounts by group, with its hidden state."""
     sums = (AdditiveMeasure("m", "sum", "o_amount", "decimal(38,2)"),)
     made = ReduceGroups(below, (NamedExpression("g", key),), sums)
     return ConsolidateRows(AccumulateTotals(made, NamedInput("h0", HIDDEN.names), ("g",), ("m",)))
 
 
 def plan_of(node: Node) -> DeltaPlan:
-    """A plan of one stratum; its declared output is of no interest here."""
+    """Return a plan with one stratum. Its declared output does not matter here."""
     return DeltaPlan(
         ("orders", "customers", "nations"),
         (ORDERS, CUSTOMERS, NATIONS),
@@ -127,7 +127,7 @@ def plan_of(node: Node) -> DeltaPlan:
 
 
 class State(msgspec.Struct):
-    """The state that steps touch: arrangements by key."""
+    """The state that steps read: arrangements by key."""
 
     customers: Arrangement
     nations: Arrangement
@@ -135,7 +135,7 @@ class State(msgspec.Struct):
 
 
 def customers(count: int) -> Iterator[pa.Table]:
-    """`count` customers, in chunks."""
+    """Yield `count` customers in chunks."""
     for start in range(0, count, CHUNK):
         ids = numpy.arange(start, min(start + CHUNK, count), dtype=numpy.int64)
         names = pc.binary_join_element_wise("customer", pa.array(ids).cast(pa.string()), " ")
@@ -143,7 +143,7 @@ def customers(count: int) -> Iterator[pa.Table]:
 
 
 def load(folder: Path, count: int) -> State:
-    """`count` customers, their nations, and the groups' sums."""
+    """Load `count` customers, their nations, and the groups' sums."""
 
     def arranged(
         name: str, schema: TableSchema, key: str, chunks: Iterator[pa.Table]
@@ -170,12 +170,12 @@ def load(folder: Path, count: int) -> State:
 
 
 def rows(table: pa.Table, schema: TableSchema) -> JobRows:
-    """Rows as a step carries them."""
+    """Return rows in the form that a step carries."""
     return JobRows(schema, arrow=to_ipc(table.cast(schema.arrow_updates())))
 
 
 def step_inputs(state: State, count: int, time_: int, random_: random.Random) -> dict[str, JobRows]:
-    """100 changes of orders and all that they touch."""
+    """Return 100 changes of orders and all rows that they match."""
     orders = pa.table(
         {
             "id": pa.array([random_.randrange(1 << 40) for _ in range(CHANGES)], pa.int64()),
@@ -197,7 +197,7 @@ def step_inputs(state: State, count: int, time_: int, random_: random.Random) ->
 
 
 class Bench:
-    """The engine, and the floor in its session."""
+    """The engine, and the floor query in its session."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -210,7 +210,7 @@ class Bench:
         self.local = pa.table({"k": [k for k, _ in few], "v": [v for _, v in few]})
 
     def step(self, plan: PreparedPlan, inputs: Mapping[str, JobRows], lo: int) -> float:
-        """Milliseconds of one step. At `lo` 0 its plan is built anew."""
+        """Return the milliseconds of one step. At `lo` 0 its plan is built again."""
         self.numbers += 1
         name = f"s{self.numbers}"
         job = RunStep(name, "bench", 0, 0, dict(inputs), lo, lo + 5)
@@ -221,7 +221,7 @@ class Bench:
         return answer.spark_ms
 
     def floor(self) -> float:
-        """Milliseconds of a one-stage aggregate."""
+        """Return the milliseconds of a one-stage aggregate."""
         session: Any = self.slot.sessions.get((), small=True).session
         started = time.perf_counter()
         made = session.createDataFrame(self.local).coalesce(1).groupBy("k").sum("v").toArrow()
@@ -230,7 +230,7 @@ class Bench:
 
 
 def run(report: Report, folder: Path) -> None:
-    """Warms up, then takes all measures in turns."""
+    """Warm up, then take all measures in alternation."""
     counts = sizes(SIZES_QUICK if report.quick else SIZES)
     warm, counted = (5, 10) if report.quick else (300, 100)
     states = {count: load(folder / str(count), count) for count in counts}
@@ -251,7 +251,7 @@ def run(report: Report, folder: Path) -> None:
     for number in range(warm + counted):
         note("floor", 0, bench.floor, number)
         for name, plan in plans.items():
-            # Either size comes first in half of the rounds.
+            # Each size comes first in half of the rounds.
             for count in counts if number % 2 else counts[::-1]:
                 inputs = step_inputs(states[count], count, 10, random_)
                 note(name, count, partial(bench.step, plan, inputs, 10), number)
@@ -261,7 +261,7 @@ def run(report: Report, folder: Path) -> None:
 
 
 def show(report: Report, times: Mapping[tuple[str, int], list[float]], counts: list[int]) -> None:
-    """Adds the measures: the first size beside the floor, the others beside the first."""
+    """Add the measures: the first size against the floor, the others against the first."""
     floor = median(times["floor", 0])
     for name, target in TARGETS.items():
         first = times[name, counts[0]]
@@ -277,9 +277,9 @@ def show(report: Report, times: Mapping[tuple[str, int], list[float]], counts: l
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     logging.getLogger("SQLQueryContextLogger").disabled = True
-    report = Report("Spark's share of a step of 100 changes beside the floor of a Spark query.")
+    report = Report("Spark's share of a step of 100 changes, against the floor of a Spark query.")
     with tempfile.TemporaryDirectory() as folder:
         java = find_java(Path(folder) / "java")
         if not isinstance(java, JavaHome):

@@ -1,9 +1,9 @@
 """10M rows read by a plain Spark session: through the data source, and from plain Parquet.
 
-Ours: `spark.read.format("penstock")` over a shard of ten appends, all columns summed. Peer: this
-session, the same query over the same rows as ten Parquet files. ``_changed``: the same after 1% of
-the rows were deleted again, so that those must be summed. There is no target: the peer's rows never
-leave the JVM, ours are decoded in Python and handed over as Arrow.
+Ours: `spark.read.format("penstock")` over a shard of ten appends, summing all columns. Peer: the
+same query in the same session over the same rows as ten Parquet files. ``_changed``: the same after
+1% of the rows were deleted, so that deletions must be consolidated. There is no target: the peer's
+rows never leave the JVM, while ours are decoded in Python and passed as Arrow.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUMS = ("count(*)", "sum(id)", "sum(amount)", "max(region)")
 
 
 def rows(start: int, count: int) -> pa.Table:
-    """Rows `start` to ``start + count - 1``."""
+    """Return rows `start` to ``start + count - 1``."""
     ids = numpy.arange(start, start + count, dtype=numpy.int64)
     regions = pa.DictionaryArray.from_arrays(
         pa.array(ids % 4, pa.int32()), pa.array(["north", "east", "south", "west"])
@@ -49,7 +49,7 @@ def rows(start: int, count: int) -> pa.Table:
 
 
 async def fill(folder: Path, count: int) -> None:
-    """The shard, and the files beside it."""
+    """Write the shard and the files."""
     client = await PersistClient.open(folder / "state", Settings(), SystemClock())
     await client.create_shards([NewShard(SHARD, SCHEMA, holds={"bench": 0})])
     (folder / "parquet").mkdir()
@@ -62,7 +62,7 @@ async def fill(folder: Path, count: int) -> None:
 
 
 async def change(folder: Path, count: int) -> None:
-    """Deletes one row of a hundred."""
+    """Delete one row of a hundred."""
     client = await PersistClient.open(folder / "state", Settings(), SystemClock())
     parts = await client.write_parts(SHARD, with_time(rows(0, count // 100), APPENDS, -1))
     await client.append([ShardAppend(SHARD, APPENDS, APPENDS + 1, parts)])
@@ -70,7 +70,7 @@ async def change(folder: Path, count: int) -> None:
 
 
 def timed(frame: Any, turns: int) -> tuple[float, Any]:
-    """Milliseconds of a turn, the first one not counted, and the answer."""
+    """Return the milliseconds per run, without the first one, and the result."""
     took, answer = [], None
     for _ in range(turns + 1):
         started = time.perf_counter()
@@ -80,7 +80,7 @@ def timed(frame: Any, turns: int) -> tuple[float, Any]:
 
 
 def main() -> None:
-    """Runs both."""
+    """Measure both."""
     report = Report(__doc__ or "")
     count, turns = (1_000_000, 1) if report.quick else (10_000_000, 3)
     with tempfile.TemporaryDirectory() as name:

@@ -1,13 +1,13 @@
-"""The door for PostgreSQL's clients, beside PostgreSQL itself, by the same client (psycopg).
+"""The PostgreSQL listener against PostgreSQL itself, with the same client (psycopg).
 
-A service with its own Spark and a PostgreSQL server (its defaults: commits are durable) hold the
-same table of a million rows. ``sql_point_select_N``: a SELECT by an indexed column, prepared, by N
-clients at once; ``sql_insert_N``: an INSERT of one row, durable; p50 of one statement, and for 16
-clients the time of one statement in all (the inverse of the throughput). ``sql_rows_binary``: a
-million rows to psycopg in binary; ``sql_copy_out``: by COPY in binary; ``sql_copy_in``: COPY in of
-as many in text.
+A service with its own Spark and a PostgreSQL server (with its defaults: commits are durable) hold
+the same table of a million rows. ``sql_point_select_N``: a prepared SELECT by an indexed column, by
+N clients at once. ``sql_insert_N``: a durable INSERT of one row. Both are the p50 of one statement,
+and for 16 clients the total time per statement (the inverse of the throughput).
+``sql_rows_binary``: a million rows to psycopg in binary. ``sql_copy_out``: the same by COPY in
+binary. ``sql_copy_in``: COPY of as many rows in text into a table.
 
-The environment's ROWS gives another number of rows than a million.
+The environment variable ROWS sets another number of rows than a million.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READ_BYTES = 1 << 16
 
 
 def lines(first: int, count: int) -> Iterator[bytes]:
-    """Rows in COPY's text format, in pieces."""
+    """Yield rows in COPY's text format, in chunks."""
     for start in range(first, first + count, 1_000):
         last = min(start + 1_000, first + count)
         yield "".join(
@@ -52,7 +52,7 @@ def connected(dsn: str) -> Iterator[psycopg.Connection]:
 
 
 def copied_in(dsn: str, first: int, count: int) -> float:
-    pieces = list(lines(first, count))  # made before the clock runs
+    pieces = list(lines(first, count))  # generated before the clock starts
     with connected(dsn) as db, db.cursor() as cursor:
         began = time.perf_counter()
         with cursor.copy("COPY points FROM STDIN") as copy:
@@ -81,7 +81,7 @@ def read_all(dsn: str) -> float:
 
 
 def timed(dsn: str, count: int, run: Callable[[psycopg.Cursor, int], object]) -> list[float]:
-    """The time of each of so many statements, in ms, on one connection."""
+    """Return the ms of each of `count` statements on one connection."""
     found = []
     with connected(dsn) as db, db.cursor() as cursor:
         for number in range(count // 10):
@@ -94,7 +94,7 @@ def timed(dsn: str, count: int, run: Callable[[psycopg.Cursor, int], object]) ->
 
 
 def together(dsn: str, count: int, run: Callable[[psycopg.Cursor, int], object]) -> float:
-    """The time of one statement in all, in ms, by `CLIENTS` connections at once."""
+    """Return the ms per statement of `CLIENTS` connections running at once."""
     each = count // CLIENTS
     ready = threading.Barrier(CLIENTS + 1)
 
@@ -184,7 +184,7 @@ def measure(report: Report, ours: str, peer: str) -> None:
 
 @contextmanager
 def service(folder: Path) -> Iterator[str]:
-    """A service in a process of its own, as PostgreSQL is; yields the address of its door."""
+    """Run a service in a separate process, as PostgreSQL is, and yield its PostgreSQL address."""
     command = [sys.executable, "-m", "actors.doors.commands.cli", "serve"]
     command += ["--state-dir", str(folder), "--listen", "127.0.0.1:0"]
     command += ["--set", "pg_listen=127.0.0.1:0", "--log-level", "error"]

@@ -1,10 +1,10 @@
-"""From an INSERT to the change of a view that a subscriber sees, by PostgreSQL's protocol.
+"""The latency from an INSERT to the change of a view at a subscriber, over PostgreSQL's protocol.
 
 A service with its own Spark holds 200,000 orders of 1,000 customers, and a view of the orders' sums
-by the customers' countries: an aggregate over a join. One connection follows the view by ``COPY
-(SUBSCRIBE …) TO STDOUT``; another one inserts an order, and when that is acknowledged the clock
-runs until the changed sum has come. ``sql_subscribed``: the median. The peer is one-stage Spark: a
-sum over 100 rows in one partition, from no file, asked of plain PySpark when the service has ended.
+by the customers' countries: an aggregate over a join. One connection follows the view with ``COPY
+(SUBSCRIBE …) TO STDOUT``; another one inserts an order. The clock runs from the acknowledgement
+until the changed sum has arrived. ``sql_subscribed``: the median. The peer is one-stage Spark: a
+sum over 100 rows in one partition, without files, in plain PySpark after the service has ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WAIT_SECONDS = 120.0
 
 
 class Follower:
-    """A connection that follows the view in a thread of its own."""
+    """A connection that follows the view in its own thread."""
 
     def __init__(self, dsn: str) -> None:
         self.lines: queue.Queue[tuple[float, list[str]]] = queue.Queue()
@@ -52,7 +52,7 @@ class Follower:
             return
 
     def until(self, country: str, n: int) -> float:
-        """The moment at which the sum of so many orders has come."""
+        """Return the moment at which the sum of `n` orders arrived."""
         deadline = time.perf_counter() + WAIT_SECONDS
         while True:
             moment, columns = self.lines.get(timeout=deadline - time.perf_counter())
@@ -78,7 +78,7 @@ def fill(db: psycopg.Connection[Any]) -> None:
 
 
 def subscribed(dsn: str, warm: int, counted: int) -> list[float]:
-    """Milliseconds of each of so many changes."""
+    """Return the milliseconds of each of `counted` changes."""
     found = []
     with connected(dsn) as db:
         fill(db)
@@ -95,7 +95,7 @@ def subscribed(dsn: str, warm: int, counted: int) -> list[float]:
 
 
 def floor(warm: int, counted: int) -> list[float]:
-    """Milliseconds of one-stage queries of plain Spark."""
+    """Return the milliseconds of one-stage queries in plain Spark."""
     from pyspark.sql import SparkSession
 
     spark = (

@@ -1,7 +1,7 @@
-"""A cluster over loopback TCP whose dataflows do nothing: what the protocol itself costs.
+"""A cluster over loopback TCP whose dataflows do nothing, to measure the protocol alone.
 
-Sequencer, workers, adapters, connections and sockets are the real ones, persist is in memory.
-Below the workers stand `Steady` actors that report one frontier when they start.
+Sequencer, workers, adapters, connections and sockets are the real ones; persist is in memory. The
+dataflows are `Steady` actors that report one frontier when they start.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ SQL = "SELECT k, sum(v) AS v FROM numbers WHERE v % 7 < 5 GROUP BY k HAVING sum(
 
 
 def view(number: int) -> DataflowDescription:
-    """One small aggregate; every description is an object of its own, as off a wire."""
+    """Return one small aggregate. Every description is a new object, as if decoded from the
+    wire."""
     plan = DeltaPlan(("numbers",), (SCHEMA,), SCHEMA, SQL, "opaque", "a HAVING clause")
     source = ShardImport("s1", SCHEMA)
     export = ViewExport(plan, f"output-{number}")
@@ -58,7 +59,7 @@ class Steady(Actor[Any]):
     """A dataflow that has nothing to do."""
 
     made = 0
-    """Starts, of all: a step that is computed again begins with one."""
+    """Starts of all dataflows so far. A step that is computed again begins with one."""
 
     def __init__(
         self, description: DataflowDescription, workers: tuple[ActorAddress[Any], ...]
@@ -67,13 +68,13 @@ class Steady(Actor[Any]):
         self._workers = workers
 
     async def on_start(self) -> None:
-        """Reports where it is."""
+        """Report the frontier."""
         Steady.made += 1
         for worker in self._workers:
             worker.reply(DataflowProgress(self._id, AS_OF + 1, AS_OF + 1, AS_OF + 1))
 
     async def receive(self, message: Any) -> None:
-        """Takes commands."""
+        """Accept commands."""
 
 
 class Executor(Actor[Any]):
@@ -82,7 +83,7 @@ class Executor(Actor[Any]):
     jobs = 0
 
     async def receive(self, message: Any) -> None:
-        """A job, or a word about one."""
+        """Count a job."""
         Executor.jobs += 1
 
 
@@ -95,18 +96,18 @@ class House:
         self.cluster = cluster
 
     async def client(self) -> ClusterClient:
-        """A connection over loopback."""
+        """Return a client connected over loopback."""
         return await connect(f"127.0.0.1:{self._port}", self._settings)
 
 
 def _nowhere(*_: Any) -> Any:
-    raise InvalidUsage("there is nothing outside")
+    raise InvalidUsage("this benchmark has no external systems")
 
 
 @asynccontextmanager
 async def house(*, storage: bool = False, window: int | None = None) -> AsyncIterator[House]:
-    """Everything runs until the block ends. `storage`: with a storage half, and nothing outside;
-    `window`: another `commands_in_flight_max`."""
+    """Run everything until the block ends. `storage`: with a storage half that has no external
+    systems. `window`: another `commands_in_flight_max`."""
     settings = Settings(workers=WORKERS)
     if window is not None:
         settings = msgspec.structs.replace(settings, commands_in_flight_max=window)
@@ -136,7 +137,7 @@ async def house(*, storage: bool = False, window: int | None = None) -> AsyncIte
 
 
 def replay(nonce: str, count: int) -> list[Command]:
-    """What a controller of so many views says first."""
+    """Return the first commands of a controller with `count` views."""
     views: list[Command] = []
     for number in range(count):
         views += [CreateDataflow(view(number)), ScheduleDataflow(f"u{number}")]
@@ -144,7 +145,7 @@ def replay(nonce: str, count: int) -> list[Command]:
 
 
 async def joined(client: ClusterClient, commands: list[Command], count: int) -> None:
-    """Says it all, and hears the frontiers of all."""
+    """Send the commands and wait for the frontiers of all views."""
 
     async def send() -> None:
         for command in commands:

@@ -1,16 +1,16 @@
-"""A view's step beside a micro-batch of Spark Structured Streaming, 100 rows each.
+"""A view's step against a micro-batch of Spark Structured Streaming, 100 rows each.
 
-Ours: the insert is acknowledged → the view is durable beyond it, as the client sees it. Peer: the
-time of a micro-batch as Spark reports it (``triggerExecution``: from the trigger to the commit),
-so without polling, notice of arrival or a durable input: its source makes the same rows out of
-nothing (``rate-micro-batch``, one partition). Its output is durable: ``foreachBatch`` takes the
-batch with `toArrow` and writes one Parquet file, fsynced, named by the batch; the file sink is
-shown too. Input: 100 rows a batch, 1,000 groups.
+Ours: from the acknowledgement of the insert until the view is durable beyond it, as the client sees
+it. Peer: the time of a micro-batch as Spark reports it (``triggerExecution``: from the trigger to
+the commit), so without polling, notice of arrival or a durable input: its source generates the same
+rows (``rate-micro-batch``, one partition). Its output is durable: ``foreachBatch`` takes the batch
+with `toArrow` and writes one Parquet file, fsynced, named after the batch; the file sink is
+measured too. Input: 100 rows per batch, 1,000 groups.
 
-The peer's session is in this process (a JVM of its own), with the engine's configuration and one
-shuffle partition: with Spark's own 200 a stateful batch takes seconds. ``defaults`` leaves the
-rest of Structured Streaming alone, ``best`` sets what `BEST` holds. Both sides take turns, in
-rounds; one rests while the other works.
+The peer's session is in this process (with its own JVM), with the engine's configuration and one
+shuffle partition; with Spark's default of 200 a stateful batch takes seconds. ``defaults`` leaves
+the other settings of Structured Streaming alone, ``best`` sets those in `BEST`. The sides
+alternate; one is idle while the other works.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BATCH = 100
 GROUPS = 1000
 PRELOADED = 100_000
 SPREAD = 7919
-"""Coprime to the number of groups: 10 batches in a row touch every group."""
+"""Coprime to the number of groups: 10 consecutive batches affect every group."""
 QUERIES = {
     "stateless": f"SELECT id, id * {SPREAD} % {GROUPS} AS k, v * 2 AS w FROM events WHERE v >= 10",
     "aggregate": f"SELECT id * {SPREAD} % {GROUPS} AS k, count(*) AS n, sum(v) AS s FROM events "
@@ -64,7 +64,7 @@ BATCH_SECONDS_MAX = 30
 
 
 class Size(msgspec.Struct, frozen=True):
-    """How much is run: batches before those that count, batches that count, turns."""
+    """The extent of a run: warm-up batches, counted batches, rounds."""
 
     warm: int
     counted: int
@@ -72,7 +72,8 @@ class Size(msgspec.Struct, frozen=True):
 
 
 def events(start: int, count: int) -> pa.Table:
-    """Rows `start` to ``start + count - 1``; the peer makes the same from its row number."""
+    """Return rows `start` to ``start + count - 1``. The peer generates the same from its row
+    numbers."""
     ids = numpy.arange(start, start + count, dtype=numpy.int64)
     return pa.table({"id": ids, "v": ids % 90})
 
@@ -87,7 +88,7 @@ class Ours:
         self._preloaded = preloaded
 
     async def load(self) -> None:
-        """The table, with rows as a running system has them."""
+        """Create the table, with rows as in a running system."""
         await self._client.create_table("events", {"id": "bigint", "v": "bigint"})
         await self._insert(self._preloaded)
 
@@ -97,7 +98,7 @@ class Ours:
         return written
 
     async def turn(self, kind: str, size: Size) -> list[float]:
-        """Milliseconds of each counted step."""
+        """Return the milliseconds of each counted step."""
         self._views += 1
         name = f"{kind}{self._views}"
         await self._client.create_materialized_view(name, QUERIES[kind])
@@ -113,7 +114,7 @@ class Ours:
 
 
 def write_durably(folder: Path, frame: Any, batch: int) -> None:
-    """One batch as one Parquet file, there whole or not at all."""
+    """Write one batch as one Parquet file, atomically."""
     table = frame.toArrow()
     place = folder / f"{batch}.parquet"
     with place.with_suffix(".new").open("wb") as file:
@@ -124,9 +125,10 @@ def write_durably(folder: Path, frame: Any, batch: int) -> None:
 
 
 def _quietly(start: Callable[[], Any], log: Path) -> Any:
-    """Starts a JVM whose standard error goes to a file: a stopped query fills it with traces.
+    """Start a JVM whose standard error goes to a file, because a stopped query fills it with
+    traces.
 
-    A streaming query over this source is never idle, so that it is always stopped in a batch.
+    A streaming query over this source is never idle, so it is always stopped within a batch.
     """
     kept = os.dup(2)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -156,11 +158,11 @@ class Peer:
         self._queries = 0
 
     def close(self) -> None:
-        """Ends the session."""
+        """Stop the session."""
         self.session.stop()
 
     def turn(self, kind: str, settings: str, sink: str, size: Size) -> list[float]:
-        """Milliseconds of each counted batch."""
+        """Return the milliseconds of each counted batch."""
         self._queries += 1
         place = self._folder / f"query{self._queries}"
         (place / "out").mkdir(parents=True)
@@ -186,7 +188,7 @@ class Peer:
         return times[size.warm : size.warm + size.counted]
 
     def _batches(self, query: Any, count: int) -> list[float]:
-        """Durations of the first `count` batches; the query runs on by itself meanwhile."""
+        """Return the durations of the first `count` batches. The query keeps running meanwhile."""
         limit = time.monotonic() + BATCH_SECONDS_MAX * count
         while True:
             time.sleep(SETTLE_SECONDS)
@@ -202,7 +204,7 @@ class Peer:
 
 
 async def run(report: Report) -> None:
-    """Both sides in turns, then all measures."""
+    """Run both sides in alternation, then add all measures."""
     size = Size(10, 10, 1) if report.quick else Size(300, 50, 2)
     peers = [
         ("stateless", "defaults", "foreach"),
@@ -239,6 +241,6 @@ async def run(report: Report) -> None:
 
 if __name__ == "__main__":
     logging.getLogger("SQLQueryContextLogger").disabled = True
-    made = Report("A view's step beside a micro-batch of Structured Streaming.")
+    made = Report("A view's step against a micro-batch of Structured Streaming.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

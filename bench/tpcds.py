@@ -1,10 +1,11 @@
-"""The TPC-DS queries as live views: a step beside recomputing the query, same session.
+"""The TPC-DS queries as live views: a step against recomputing the query, in the same session.
 
-As `corpus_views` says, with data of tpcgen-cli. Each step changes 100 rows of those of the seven
-tables of facts that the query reads: dates, quantities and amounts of sales, returns and stocks
-are updated in place to those of other rows. ``_median`` and ``_slowest`` are of all queries'
-ratios. The environment's SCALE gives another scale than 0.3, and QUERIES (``q01,q14a``) fewer
-queries.
+See `corpus_views`; the data is from tpcgen-cli. Each step changes 100 rows of those of the seven
+fact tables that the query reads: dates, quantities and amounts of sales, returns and stocks are
+updated in place to the values of other rows. ``_median`` and ``_slowest`` are over all queries'
+ratios.
+
+Environment variables: SCALE sets another scale than 0.3, QUERIES (``q01,q14a``) the queries.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ FACTS = {
     "web_returns": ("wr_returned_date_sk", "wr_return_quantity", "wr_return_amt"),
     "inventory": ("inv_quantity_on_hand",),
 }
-"""The tables of facts, and what is changed of a row."""
+"""The fact tables, and the columns of a row that are changed."""
 DIMENSIONS = ("customer", "item", "customer_address", "date_dim")
-"""Of a query that reads no table of facts, one of these is changed."""
+"""One of these is changed for a query that reads no fact table."""
 
 
 class Updates:
-    """Updates in place of the tables of facts that a query reads."""
+    """Updates in place of the fact tables that a query reads."""
 
     def __init__(self, tables: dict[str, pa.Table]) -> None:
         self._next = NextRows(tables)
 
     async def write(self, client: Client, query: CorpusQuery, rows: int) -> int:
-        """Writes about `rows` changes, of each table a like part."""
+        """Write about `rows` changes, spread evenly over the tables."""
         read = tables_of(query)
         names = [name for name in FACTS if name in read]
         if not names:
@@ -53,7 +54,7 @@ class Updates:
         return await client.write({n: TableWrite(update=self._updated(n, each)) for n in names})
 
     def _updated(self, name: str, count: int) -> pa.Table:
-        """Rows with the values that other rows of the table have."""
+        """Return rows with values from other rows of the table."""
         key = list(CORPORA["tpcds"].tables[name].key)
         rows, others = self._next.take(name, count), self._next.take(name, count)
         columns = FACTS.get(name) or tuple(c for c in rows.schema.names if c not in key)[-1:]
@@ -65,7 +66,7 @@ class Updates:
 
 
 async def run(report: Report) -> None:
-    """All queries."""
+    """Measure all queries."""
     scale = float(os.environ.get("SCALE", "0.01" if report.quick else "0.3"))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -77,6 +78,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("TPC-DS queries as live views beside full recomputation.")
+    made = Report("TPC-DS queries as live views, against full recomputation.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

@@ -1,9 +1,10 @@
-"""The TPC-H queries as live views: a step beside recomputing the query, same session.
+"""The TPC-H queries as live views: a step against recomputing the query, in the same session.
 
-As `corpus_views` says, with data of tpchgen-cli. Each step changes rows of lineitem, orders,
-customer and partsupp. ``_100``: 100 changes a step; ``_0.1%``: a thousandth of the rows.
-``_median`` and ``_slowest`` are of all queries' ratios. The environment's SCALE gives another
-scale than 1, and QUERIES (``q01,q03``) fewer queries.
+See `corpus_views`; the data is from tpchgen-cli. Each step changes rows of lineitem, orders,
+customer and partsupp. ``_100``: 100 changes per step; ``_0.1%``: a thousandth of the rows.
+``_median`` and ``_slowest`` are over all queries' ratios.
+
+Environment variables: SCALE sets another scale than 1, QUERIES (``q01,q03``) the queries.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Updates:
         self._next = NextRows(tables)
 
     async def write(self, client: Client, query: CorpusQuery, rows: int) -> int:
-        """Writes about `rows` changes, whatever the query reads."""
+        """Write about `rows` changes, whatever the query reads."""
         updated = max(3, rows // 2)
         lineitem = self._next.take("lineitem", updated * 7 // 10)
         orders = self._next.take("orders", max(1, updated * 15 // 100))
@@ -65,7 +66,7 @@ def _set(table: pa.Table, name: str, column: str, values: pa.Array) -> pa.Table:
 
 
 async def run(report: Report) -> None:
-    """All queries."""
+    """Measure all queries."""
     scale = float(os.environ.get("SCALE", "0.01" if report.quick else "1"))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -81,6 +82,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("TPC-H queries as live views beside full recomputation.")
+    made = Report("TPC-H queries as live views, against full recomputation.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

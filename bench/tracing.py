@@ -1,10 +1,10 @@
-"""What tracing costs on the message path while no message is sampled.
+"""The cost of tracing on the message path while no message is sampled.
 
-Nanoseconds a message, one sender, from the send until a typed handler has seen the last, with an
-exporter in place. The peer is the same kernel with the look at the trace context taken out of
-the mailbox (the receiver still tests each message's type).
-``unsampled_message``: as the kernel is. ``unsampled_hop``: the handler asks for a span for each,
-besides; ``sampled_hop``: and gets one. ``span``: a span that is not opened, beside an empty block.
+Nanoseconds per message with one sender, from the send until a typed handler has received the last
+one, with an exporter installed. The peer is the same kernel with the check of the trace context
+removed from the mailbox (the receiver still tests each message's type). ``unsampled_message``: the
+kernel as it is. ``unsampled_hop``: the handler also asks for a span per message. ``sampled_hop``:
+and gets one. ``span``: a span that is not opened, against an empty block.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ SAMPLED = f"00-{7:032x}-{9:016x}-01"
 
 
 class Note(msgspec.Struct, frozen=True, gc=False):
-    """What is sent."""
+    """The message."""
 
     number: int
 
 
 class Counter(Actor[Note]):
-    """Counts what it is told."""
+    """Counts the messages that it receives."""
 
     def __init__(self, wanted: int) -> None:
         self.left = wanted
         self.done = asyncio.Event()
 
     def receive(self, message: Note) -> None:
-        """Handles one message."""
+        """Handle one message."""
         self.left -= 1
         if self.left == 0:
             self.done.set()
 
 
 class TracedCounter(Counter):
-    """The same, as a hop that opens a span for each message."""
+    """A counter that opens a span for each message."""
 
     def receive(self, message: Note) -> None:
-        """Handles one message."""
+        """Handle one message within a span."""
         with span(ADAPTER_COMMAND, "nonce", 0):
             super().receive(message)
 
 
 async def send_bare(self: BoundedMailbox[Any], message: Any) -> None:
-    """`BoundedMailbox.send` without its look at the trace context."""
+    """Send like `BoundedMailbox.send`, without checking the trace context."""
     if len(self._queue) >= self._bound:
         await self._room()
     self._queue.append(message)
@@ -71,7 +71,7 @@ async def send_bare(self: BoundedMailbox[Any], message: Any) -> None:
 
 
 class Dropping:
-    """Spans are made and not exported."""
+    """A tracing engine whose spans are not exported."""
 
     can_start_traces = True
 
@@ -79,12 +79,12 @@ class Dropping:
         self.tracer: Tracer = TracerProvider(shutdown_on_exit=False).get_tracer("bench")
 
     def engine(self, pid: int) -> Tracer:
-        """The same for all."""
+        """Return the same tracer for all processes."""
         return self.tracer
 
 
 async def tell(count: int, kind: type[Counter]) -> float:
-    """A sender and an actor."""
+    """Time `count` messages from a sender to an actor."""
     async with ActorSystem(mailbox=LIMIT) as system:
         counter = kind(count)
         to = system.spawn(lambda: counter, "counter")
@@ -97,7 +97,7 @@ async def tell(count: int, kind: type[Counter]) -> float:
 
 
 async def untraced_tell(count: int) -> float:
-    """With the look at the trace context taken out of the mailbox."""
+    """Time messages with the check of the trace context removed from the mailbox."""
     send: Any = BoundedMailbox.send
     mailbox: Any = BoundedMailbox
     mailbox.send = send_bare
@@ -108,7 +108,7 @@ async def untraced_tell(count: int) -> float:
 
 
 async def sampled_tell(count: int) -> float:
-    """Every message carries a context, and opens a span."""
+    """Time messages that all carry a context and open a span."""
     token = activate_context(SAMPLED)
     try:
         return await tell(count, TracedCounter)
@@ -117,7 +117,7 @@ async def sampled_tell(count: int) -> float:
 
 
 def blocks(count: int, *, traced: bool) -> float:
-    """Of one `with` block."""
+    """Time `count` `with` blocks."""
     empty = nullcontext()
     started = perf_counter_ns()
     if traced:
@@ -132,7 +132,7 @@ def blocks(count: int, *, traced: bool) -> float:
 
 
 async def run(report: Report) -> None:
-    """Both sides in turns; an exporter is in place, and nothing is sampled."""
+    """Measure both sides in alternation, with an exporter installed and nothing sampled."""
     count = MESSAGES // (20 if report.quick else 1)
     spans.export_by(Dropping())
     times: dict[str, tuple[list[float], list[float]]] = {
@@ -155,6 +155,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("What tracing costs on the message path while no message is sampled.")
+    made = Report("The cost of tracing on the message path while no message is sampled.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

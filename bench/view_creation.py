@@ -1,9 +1,9 @@
-"""Creating a view: the queries of TPC-DS, one after another, on a service with its tables.
+"""Creating views: the queries of TPC-DS, one after another, on a service with its tables.
 
-``create_view`` is from the call until it is answered: Spark has analysed the text, the translation
-is proven, the plan of its changes made and written down. Each view is dropped again. The first
-queries warm the engine and do not count. Peer: what a user is promised (0.3 s at the median, 1.5 s
-for the largest), for plain Spark keeps no such views.
+``create_view`` is the time of the whole call: Spark analyses the text, the translation is verified,
+and the plan of its changes is created and stored. Each view is dropped again. The first queries
+warm up the engine and do not count. Peer: the time that users are promised (0.3 s at the median,
+1.5 s for the largest), since plain Spark has no such views.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUICK_QUERIES = 15
 
 
 async def create_all(client: Client, quick: bool) -> list[tuple[float, str]]:
-    """Return how long each query takes, in ms."""
+    """Return how long each query takes in ms."""
     for name, schema in CORPORA["tpcds"].tables.items():
         await client.create_table(name, {each.name: each.type for each in schema.columns})
     queries = read_queries(FOLDER, "tpcds")
@@ -46,7 +46,7 @@ async def create_all(client: Client, quick: bool) -> list[tuple[float, str]]:
 
 
 async def run(report: Report) -> None:
-    """The whole of it."""
+    """Run the benchmark."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         settings = Settings(state_dir=str(Path(folder) / "state"), listen="127.0.0.1:0")
         async with Service(settings) as service, await Client.in_process(service) as client:

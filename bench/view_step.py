@@ -1,17 +1,16 @@
-"""The step of the demo's view (a), from last input sealed to output durable, beside recomputation.
+"""The step of the demo's view (a), from last input sealed to output durable, against recomputation.
 
-A service with the embedded default is loaded with N flights (the year 2013, repeated under new
-ids), maintains ``delay_by_carrier``, and gets steps of 100 changes (50 updated flights: 50
-retractions and 50 insertions). Ours: the write is acknowledged → the view is durable and
-reported beyond it. Peer: the view's own text run whole by plain Spark over Parquet files of the
-same rows, in the same Spark session, both warm. ``spark_share`` compares the part of a step that
+A service with default settings is loaded with N flights (the year 2013, repeated with new ids),
+maintains ``delay_by_carrier``, and gets steps of 100 changes (50 updated flights: 50 retractions
+and 50 insertions). Ours: from the acknowledgement of the write until the view is durable and
+reported beyond it. Peer: plain Spark runs the view's text in full over Parquet files of the same
+rows, in the same Spark session. Both are warm. ``spark_share`` compares the part of a step that
 Spark takes with the same recomputation.
 
-``beside_spark``: the median over the steps of a step's time less Spark's part of the same step;
-the peer is what is allowed for it, 15 ms. ``10M_beside_1M``: ours is the step over ten million
-rows, peer the step over one million, and so for Spark's part. The environment's ROWS gives other
-sizes; the largest is compared with a tenth of it if that was run (ROWS=10000,100000,1000000
-leaves the long one out).
+``beside_spark``: the median over the steps of a step's time minus Spark's part of it; the peer is
+the limit, 15 ms. ``10M_beside_1M``: ours is the step over ten million rows, the peer the step over
+one million; the same for Spark's part. The environment variable ROWS sets other sizes; the largest
+is compared with a tenth of it if that was run (ROWS=10000,100000,1000000 omits the long one).
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ from penstock_flights.play import DELAY_BY_CARRIER
 CHANGES = 100
 CHUNK = 50_000
 FILE_CHUNK = 1_000_000
-"""Rows of one row group of the peer's files, and most that are made at a time."""
+"""Rows of one row group of the peer's files, and the most that are generated at a time."""
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 SIZES_QUICK = (2_000, 20_000)
 TARGET_GROWTH = 1.1
 BESIDE_SPARK_MS = 15.0
 DEADLINE_MS = 1_800_000
 WARM = 20
-"""First steps and first recomputations that are not counted: they warm the JVM."""
+"""Initial steps and recomputations that do not count, because they warm up the JVM."""
 
 
 class Year:
-    """The flights of the year in their last known state, over and over under new ids."""
+    """The year's flights in their final state, repeated with new ids."""
 
     def __init__(self) -> None:
         self.schema = flights.arrow_schema("flights")
@@ -72,20 +71,20 @@ class Year:
         self._once = pa.table(columns).combine_chunks()
 
     def rows(self, start: int, end: int) -> pa.Table:
-        """The flights with ids `start` to ``end - 1``."""
+        """Return the flights with ids `start` to ``end - 1``."""
         ids = numpy.arange(start, end, dtype=numpy.int64)
         taken = self._once.take(pa.array(ids % self._once.num_rows))
         return taken.append_column("id", pa.array(ids)).select(self.schema.names).cast(self.schema)
 
     def write(self, file: Path, count: int) -> None:
-        """The first `count` flights as a Parquet file."""
+        """Write the first `count` flights as a Parquet file."""
         with pq.ParquetWriter(file, self.schema) as writer:
             for start in range(0, count, FILE_CHUNK):
                 writer.write_table(self.rows(start, min(start + FILE_CHUNK, count)))
 
 
 class Bench:
-    """One service with its engine's address."""
+    """A service with its engine's address."""
 
     def __init__(self, settings: Settings) -> None:
         self.engine: ActorAddress[ExecutorMessage] | None = None
@@ -98,7 +97,7 @@ class Bench:
         return self.engine
 
     async def query(self, sql: str, tables: dict[str, Path]) -> float:
-        """Runs plain Spark; milliseconds of the query alone, without our messages."""
+        """Run plain Spark and return the milliseconds of the query alone, without our messages."""
         assert self.engine is not None
         job = QueryFiles(uuid.uuid4().hex, sql, tuple((n, str(p)) for n, p in tables.items()))
 
@@ -111,21 +110,21 @@ class Bench:
 
 
 class Steps(msgspec.Struct):
-    """Milliseconds of each counted step: in all, and Spark's part."""
+    """Milliseconds of each counted step: in total, and Spark's part."""
 
     whole: list[float] = []
     spark: list[float] = []
 
     def beside(self) -> list[float]:
-        """What each step takes besides Spark's part."""
+        """Return the time of each step without Spark's part."""
         return [whole - spark for whole, spark in zip(self.whole, self.spark, strict=True)]
 
 
 async def take(client: Client, count: int, steps: int) -> Steps:
-    """Steps over `count` flights that are loaded and maintained."""
+    """Run steps over `count` flights that are loaded and maintained."""
     name = DELAY_BY_CARRIER.name
     updates = (CHANGES // 2) * (steps + WARM)
-    assert updates <= count, f"{count} flights are too few: {updates} are updated, each once"
+    assert updates <= count, f"{count} flights are not enough: {updates} are updated, each once"
     taken = Steps()
     for number in range(steps + WARM):
         ids = range(number * CHANGES // 2, (number + 1) * CHANGES // 2)
@@ -147,7 +146,7 @@ async def take(client: Client, count: int, steps: int) -> Steps:
 
 
 async def one(report: Report, year: Year, count: int, steps: int, folder: Path) -> Steps:
-    """One size: load, maintain, step, recompute."""
+    """Measure one size: load, maintain, step, recompute."""
     bench = Bench(Settings(state_dir=str(folder / "state"), listen="127.0.0.1:0"))
     carriers = flights.read().carriers
     name = DELAY_BY_CARRIER.name
@@ -176,7 +175,7 @@ async def one(report: Report, year: Year, count: int, steps: int, folder: Path) 
 
 
 async def run(report: Report) -> None:
-    """All sizes, then the largest beside a tenth of it."""
+    """Measure all sizes, then compare the largest with a tenth of it."""
     counts = sizes(SIZES_QUICK if report.quick else SIZES)
     year = Year()
     done: dict[int, Steps] = {}
@@ -197,6 +196,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("View (a)'s step beside full recomputation, by size of the state.")
+    made = Report("View (a)'s step against full recomputation, by size of the state.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

@@ -1,10 +1,10 @@
 """One small append by one connection, answered once it is on disk.
 
 ``wal_lone_append``: over a socket of a real ``penstock wal serve``, from the first byte sent to the
-answer that says it is durable, one after another, the median. What is appended is a record of 8
-bytes of data, the header besides: the least that an acceptor can report (it reports ends of
-records). The peer is what the append may take: one and a half times what writing the same bytes to
-a file beside and fdatasync take, in turns with ours, and 0.3 ms. The client is a blocking socket:
+answer that reports it as durable, one after another, the median. The append is a record with 8
+bytes of data plus the header, the smallest that an acceptor can report (it reports ends of
+records). The peer is the limit of an append: 1.5 times what writing the same bytes to a separate
+file and fdatasync take, in alternation with ours, plus 0.3 ms. The client is a blocking socket, so
 the time is the acceptor's.
 
     python bench/wal_lone.py [--json FILE] [--quick]
@@ -50,7 +50,7 @@ SHARE, MORE_MS = 1.5, 0.3
 
 @contextmanager
 def acceptor(folder: Path, node_id: int) -> Iterator[int]:
-    """A process of its own, serving while the block lasts; its port."""
+    """Run an acceptor in a separate process while the block lasts, and yield its port."""
     command = [str(Path(sys.executable).parent / "penstock"), "wal", "serve"]
     command += ["--dir", str(folder), "--node-id", str(node_id)]
     command += ["--listen", "127.0.0.1:0", "--log-level", "warning"]
@@ -65,7 +65,7 @@ def acceptor(folder: Path, node_id: int) -> Iterator[int]:
 
 
 class Client:
-    """A proposer that leads a log of its own, on a blocking socket."""
+    """A proposer that leads its own log, on a blocking socket."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
@@ -85,11 +85,11 @@ class Client:
         self.say(ProposerElected(0, 1, START_LSN, (TermEntry(1, START_LSN),)))
 
     def say(self, message: ProposerMessage) -> None:
-        """Sends it."""
+        """Send a message."""
         self._socket.sendall(packed(message))
 
     def hear(self) -> AcceptorMessage:
-        """The next answer."""
+        """Return the next answer."""
         return codec_v3.decode_acceptor(self._until(b"d"))
 
     def _until(self, wanted: bytes) -> bytes:
@@ -101,7 +101,8 @@ class Client:
                 return body
 
     def append(self, begin_lsn: int, wal: bytes) -> float:
-        """Seconds from the first byte sent to the last of the answer that says it is durable."""
+        """Return the seconds from the first byte sent to the end of the answer that reports it as
+        durable."""
         end_lsn = begin_lsn + len(wal)
         request = packed(AppendRequest(0, 1, begin_lsn, end_lsn, 0, 0, wal))
         began = perf_counter()
@@ -115,13 +116,13 @@ class Client:
 
 
 def packed(message: ProposerMessage) -> bytes:
-    """As CopyData."""
+    """Return a message as CopyData."""
     body = codec_v3.encode_proposer(message)
     return b"d" + struct.pack("!I", len(body) + 4) + body
 
 
 def lone(report: Report, folder: Path, count: int) -> None:
-    """One append after another."""
+    """Measure appends one after another."""
     log = MadeUpLog(START_LSN, magic=MAGIC)
     ends = [log.record(os.urandom(DATA_BYTES)) for _ in range(count)]
     number = os.open(folder / "peer", os.O_RDWR | os.O_CREAT)
@@ -146,7 +147,7 @@ def lone(report: Report, folder: Path, count: int) -> None:
 
 
 def main() -> None:
-    """The whole benchmark."""
+    """Run the benchmark."""
     report = Report(__doc__ or "")
     with tempfile.TemporaryDirectory() as name:
         lone(report, Path(name), 100 if report.quick else 1000)

@@ -1,12 +1,12 @@
 """Commits a second of 100 clients, each of which waits until a majority of three has it on disk.
 
-Ours: 100 tasks append through one proposer to three ``penstock wal serve``, processes of their own,
-each a record of `RECORD_BYTES`, what a commit of the peer's writes, and wait for its
-acknowledgement. The peer: PostgreSQL, 100 clients of pgbench, each of whose transactions inserts a
-row, with two standbys of which one must have flushed it (``ANY 1`` in synchronous_standby_names):
-the primary and one of two are a majority of three, too. All on one disk of one machine, all with
-fsync, in turns. The measure is milliseconds a commit (a run's time by its commits), the median of
-the rounds; the target is 0.7 of the peer's rate. Without PostgreSQL there is no peer.
+Ours: 100 tasks append through one proposer to three ``penstock wal serve`` processes. Each appends
+a record of `RECORD_BYTES`, the size of the peer's commit, and waits for its acknowledgement. Peer:
+PostgreSQL with 100 pgbench clients, each of whose transactions inserts a row, and two standbys of
+which one must have flushed it (``ANY 1`` in synchronous_standby_names): the primary and one of two
+standbys are a majority of three as well. All are on one disk of one machine, with fsync, in
+alternation. The measure is milliseconds per commit (the time of a run divided by its commits), the
+median of the rounds; the target is 0.7 of the peer's rate. Without PostgreSQL there is no peer.
 
     python bench/wal_quorum.py [--json FILE] [--quick]
 """
@@ -37,14 +37,14 @@ CLIENTS = 100
 SHARE = 0.7
 PAYLOAD_BYTES = 150
 RECORD_BYTES = framed_bytes_max(PAYLOAD_BYTES)
-"""At most; a transaction of the script below writes about 150 to 250 bytes of WAL."""
+"""Upper bound; a transaction of the script below writes about 150 to 250 bytes of WAL."""
 WHAT = "a change of some fifty bytes, as rows have"
 SCRIPT = f"INSERT INTO written (client, what) VALUES (:client_id, '{WHAT}');\n"
 STANDBYS = ("standby_1", "standby_2")
 
 
 async def ours(ports: list[int], timeline: str, seconds: float) -> float:
-    """Milliseconds a commit."""
+    """Return our milliseconds per commit."""
     config = ProposerConfig(TENANT, timeline, START_LSN)
     addresses = parse_addresses(",".join(f"127.0.0.1:{port}" for port in ports))
     done = 0
@@ -65,7 +65,7 @@ async def ours(ports: list[int], timeline: str, seconds: float) -> float:
 
 @contextlib.contextmanager
 def replicated() -> Iterator[PostgresServer]:
-    """A primary with two standbys, one of which must have flushed each commit."""
+    """Run a primary with two standbys, one of which must have flushed each commit."""
     with ExitStack() as stack:
         primary = stack.enter_context(
             postgres_server(max_connections="150", max_wal_senders="10", wal_level="replica")
@@ -86,7 +86,7 @@ def replicated() -> Iterator[PostgresServer]:
 
 @contextlib.contextmanager
 def standby(primary: PostgresServer, name: str) -> Iterator[None]:
-    """One that follows while the block lasts."""
+    """Run a standby of the primary while the block lasts."""
     data = primary.folder / name
     primary.run("pg_basebackup", ["-D", str(data), "-c", "fast", "-X", "stream"])
     folder = primary.folder
@@ -103,7 +103,7 @@ def standby(primary: PostgresServer, name: str) -> Iterator[None]:
         own(made, data)
     options = f"-k {sockets}"
     control = [binary("pg_ctl"), "-D", str(data)]
-    # It takes no clients: waiting for it (-w) would be in vain.
+    # It accepts no clients, so waiting for it (-w) would never end.
     primary._run([*control, "-W", "-l", str(folder / f"{name}.log"), "-o", options, "start"])
     try:
         yield
@@ -113,13 +113,13 @@ def standby(primary: PostgresServer, name: str) -> Iterator[None]:
 
 
 def own(made: Path, like: Path) -> None:
-    """Gives it to whom the other belongs."""
+    """Give a path to the owner of another one."""
     there = like.stat()
     os.chown(made, there.st_uid, there.st_gid)
 
 
 def theirs(primary: PostgresServer, seconds: float) -> float:
-    """Milliseconds a commit."""
+    """Return PostgreSQL's milliseconds per commit."""
     script = primary.put("script.sql", SCRIPT.encode())
     arguments = ["-n", "-c", str(CLIENTS), "-j", "2", "-T", str(max(1, round(seconds)))]
     said = primary.run("pgbench", [*arguments, "-f", str(script), "postgres"])
@@ -129,7 +129,7 @@ def theirs(primary: PostgresServer, seconds: float) -> float:
 
 
 def main() -> None:
-    """The whole benchmark."""
+    """Run the benchmark."""
     report = Report(__doc__ or "")
     rounds, seconds = (1, 2.0) if report.quick else (3, 10.0)
     name = f"wal_commit_of_{CLIENTS}_clients_by_a_quorum_of_3"

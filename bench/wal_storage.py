@@ -1,11 +1,11 @@
-"""The log on disk: appends with a flush each, beside one file; and how fast a recovery reads.
+"""The log on disk: appends with a flush each, against one file, and how fast a recovery reads.
 
-``append_…``: a piece of records written to the log and flushed, the median, and all together; the
-peer writes the same bytes to one file that has its length already, and calls fdatasync as often.
-The rounds alternate. A thread makes segments ahead of time, as `timelines` does. Targets are shares
-of the peer's throughput: 0.6, 0.4 and 0.2, so ours may take 1.7, 2.5 and 5 times as long.
-``recovery_…``: milliseconds to find the end of a log whose records have so many bytes; the peer is
-what 40 MB/s would take.
+``append_…``: a piece of records written to the log and flushed, as the median and in total. The
+peer writes the same bytes to one preallocated file and calls fdatasync as often. The rounds
+alternate. A thread creates segments ahead of time, as `timelines` does. Targets are shares of the
+peer's throughput: 0.6, 0.4 and 0.2, so ours may take 1.7, 2.5 and 5 times as long.
+``recovery_…``: milliseconds to find the end of a log whose records have that many bytes. The peer
+is the time at 40 MB/s.
 
     python bench/wal_storage.py [--json FILE] [--quick]
 """
@@ -31,16 +31,16 @@ SCAN_BYTES_A_S = 40_000_000
 SHARES = {131_072: 0.6, 8_192: 0.4, 1_024: 0.2}
 APPENDS = {131_072: 256, 8_192: 400, 1_024: 400}
 RECOVERIES = {100: 1 << 28, 300: 1 << 30, 8_000: 1 << 28}
-"""Bytes of log by those of a record's body: what a small change writes, an average, a page."""
+"""Bytes of log, by the size of a record's body: a small change, an average one, a page."""
 
 
 def state(commit_lsn: int = 0) -> ControlState:
-    """Of a log that was committed up to there."""
+    """Return the state of a log that is committed up to `commit_lsn`."""
     return ControlState("0" * 32, "1" * 32, pg_version=150004, commit_lsn=commit_lsn)
 
 
 def made_up(size: int, body_bytes: int) -> bytes:
-    """A log of at least so many bytes that begins at START."""
+    """Return a log of at least `size` bytes that begins at START."""
     log = MadeUpLog(START)
     body = os.urandom(body_bytes)
     while len(log.wal) < size:
@@ -49,7 +49,7 @@ def made_up(size: int, body_bytes: int) -> bytes:
 
 
 def begun(folder: Path) -> FileWal:
-    """An empty log."""
+    """Return an empty log."""
     folder.mkdir()
     wal = FileWal.open(folder, state())
     wal.initialize(START)
@@ -58,7 +58,7 @@ def begun(folder: Path) -> FileWal:
 
 
 def appends(report: Report, folder: Path, piece_bytes: int, count: int) -> None:
-    """One size of pieces."""
+    """Measure one size of pieces."""
     stream = made_up(piece_bytes * count, 300)
     wal = begun(folder / f"append_{piece_bytes}")
     number = os.open(folder / f"peer_{piece_bytes}", os.O_RDWR | os.O_CREAT)
@@ -88,9 +88,10 @@ def appends(report: Report, folder: Path, piece_bytes: int, count: int) -> None:
 
 
 def recovery(report: Report, folder: Path, size: int, body_bytes: int) -> None:
-    """One size of records: the log is kept as whole segments and scanned from its begin."""
-    # The same segment's worth of records over and over would have the wrong page addresses: the
-    # log is made piece by piece instead, and only the scan is measured.
+    """Measure one size of records. The log consists of complete segments and is scanned from its
+    start."""
+    # Repeating one segment's worth of records would give wrong page addresses. So the
+    # log is generated piece by piece, and only the scan is measured.
     wal = begun(folder / f"recovery_{body_bytes}")
     log = MadeUpLog(START)
     body = os.urandom(body_bytes)
@@ -107,13 +108,13 @@ def recovery(report: Report, folder: Path, size: int, body_bytes: int) -> None:
     began = perf_counter()
     found = FileWal.open(folder / f"recovery_{body_bytes}", state(START))
     took = (perf_counter() - began) * 1000
-    assert found.flush_record_lsn == end, "not all of the log was found"
+    assert found.flush_record_lsn == end, "the scan did not find the end of the log"
     name = f"wal_recovery_{size >> 20}mib_of_{body_bytes}_byte_records"
     report.add(Measure(name, took, (end - START) / SCAN_BYTES_A_S * 1000, target=1))
 
 
 def main() -> None:
-    """The whole benchmark."""
+    """Run the benchmark."""
     report = Report(__doc__ or "")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,12 +1,18 @@
-"""Steps of a view that joins a million accounts to ten branches, where branches change.
+"""Steps of a view that joins a million accounts to ten branches, where the branches change.
 
-A branch has a hundred thousand accounts; the view sums these by a column of the branch, so an
-update of one touches them all. ``wide_join_branch``: the step of such an update; the peer is the
-query in plain Spark over the same tables, cached. ``wide_join_branch_rows``: the same, beside a
-service that joins the rows themselves (`eager_aggregation_rows_min` out of reach).
-``wide_join_account``: a step of 100 changes of accounts in both: what the sums below the join cost.
-``wide_join_many_times``: twenty updates of branches, one after another, until the view has all of
-them; the peer is plain Spark once. The environment's ROWS gives another number of accounts.
+A branch has a hundred thousand accounts. The view sums these by a column of the branch, so an
+update of one branch affects them all.
+
+- ``wide_join_branch``: the step of such an update. The peer is the query in plain Spark over the
+  same tables, cached.
+- ``wide_join_branch_rows``: the same, against a service that joins the rows themselves
+  (`eager_aggregation_rows_min` out of reach).
+- ``wide_join_account``: a step of 100 changes of accounts in both: the cost of the sums below the
+  join.
+- ``wide_join_many_times``: twenty updates of branches, one after another, until the view has all of
+  them. The peer is plain Spark once.
+
+The environment variable ROWS sets the number of accounts.
 """
 
 from __future__ import annotations
@@ -40,21 +46,21 @@ SQL = (
 
 
 def accounts(start: int, end: int, shift: int = 0) -> pa.Table:
-    """The accounts `start` to ``end - 1``; another `shift` gives them other balances."""
+    """Return the accounts `start` to ``end - 1``; another `shift` gives them other balances."""
     ids = numpy.arange(start, end, dtype=numpy.int64)
     balances = (ids * 2_654_435_761 + shift * 40_503) % 1_000_003
     return pa.table({"aid": ids, "bid": (ids % BRANCHES).astype(numpy.int32), "balance": balances})
 
 
 def branches(numbers: list[int], funds: int) -> pa.Table:
-    """Some branches with these funds."""
+    """Return branches with these funds."""
     ids = pa.array(numbers, pa.int32())
     cities = pa.array([f"city {number}" for number in numbers])
     return pa.table({"bid": ids, "funds": pa.array([funds] * len(numbers)), "city": cities})
 
 
 class Steps:
-    """Updates of either table, each another one, and how long the view takes."""
+    """Updates a different row of either table each time, and measures how long the view takes."""
 
     def __init__(self, client: Client, count: int) -> None:
         self._client = client
@@ -62,7 +68,7 @@ class Steps:
         self._taken = 0
 
     async def branch(self, times: int = 1) -> float:
-        """Milliseconds until the view has so many updates of branches."""
+        """Return the milliseconds until the view has `times` updates of branches."""
         started, written = time.perf_counter(), 0
         for _ in range(times):
             self._taken += 1
@@ -71,7 +77,7 @@ class Steps:
         return await self._since(started, written)
 
     async def account(self) -> float:
-        """Milliseconds of a step of changed accounts."""
+        """Return the milliseconds of a step of changed accounts."""
         rows = []
         for _ in range(CHANGES // 2):
             self._taken += 1
@@ -86,7 +92,7 @@ class Steps:
 
 
 async def ours(count: int, counted: int, settings: Settings, *, many: bool) -> dict[str, float]:
-    """Medians by kind of step; `many`: with many updates at once."""
+    """Return the medians by kind of step. `many`: include many updates at once."""
     with tempfile.TemporaryDirectory() as folder:
         placed = msgspec.structs.replace(settings, state_dir=f"{folder}/state")
         async with Service(placed) as service, await Client.in_process(service) as client:
@@ -111,7 +117,7 @@ async def ours(count: int, counted: int, settings: Settings, *, many: bool) -> d
 
 
 def peer(count: int, counted: int) -> float:
-    """Milliseconds of the query in plain Spark over cached tables."""
+    """Return the milliseconds of the query in plain Spark over cached tables."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         spark = Peer(place)
@@ -134,7 +140,7 @@ def peer(count: int, counted: int) -> float:
 
 
 async def run(report: Report) -> None:
-    """Ours with and without sums below the join, then the peer."""
+    """Measure ours with and without sums below the join, then the peer."""
     counted = 3 if report.quick else 20
     for count in sizes((20_000,) if report.quick else (1_000_000,)):
         settings = Settings(listen="127.0.0.1:0")
@@ -150,6 +156,6 @@ async def run(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("Steps of a join whose small side changes, beside plain Spark.")
+    made = Report("Steps of a join whose small side changes, against plain Spark.")
     anyio.run(run, made, backend_options={"use_uvloop": True})
     made.close()

@@ -114,7 +114,7 @@ class Stage:
             )
         )
 
-    def cast(self) -> ActorFactory:
+    def factory(self) -> ActorFactory:
         def dataflow(
             description: DataflowDescription, workers: tuple[ActorAddress[Any], ...], scratch: Path
         ) -> Fake:

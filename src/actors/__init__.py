@@ -1,7 +1,7 @@
-"""Penstock keeps Spark SQL views fresh: live, exact at every time, at the cost of the changes.
+"""Penstock keeps Spark SQL views up to date: exact at every timestamp, at the cost of the changes.
 
-The public names: `Service`, `Client`, `TableWrite`, `ChangeBatch`, `Settings`, `load_settings` and
-the error family (`actors.runtime.errors`). Heavy parts are imported on first use.
+The public names are `Service`, `Client`, `TableWrite`, `ChangeBatch`, `Settings`, `load_settings`
+and the error classes of `actors.runtime.errors`. Heavy modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from actors.runtime import errors as errors
-from actors.runtime.errors import *  # noqa: F403 - the error family is all of it
+from actors.runtime.errors import *  # noqa: F403 - re-exports every error class
 from actors.runtime.settings import Settings as Settings
 from actors.runtime.settings import load as load_settings
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from actors.doors.client.client import TableWrite as TableWrite
     from actors.service import Service as Service
 
-# Imported when first used: a client loads no service, and a service no Spark before it needs it.
+# Imported on first use: a client never loads the service, and a service loads Spark only when it
+# needs it.
 _LAZY = {
     "ChangeBatch": "actors.doors.client.client",
     "Client": "actors.doors.client.client",
@@ -41,11 +42,11 @@ __all__ = ["ChangeBatch", "Client", "Service", "Settings", "TableWrite", "load_s
 _FORMER = {"Change": "ChangeBatch"} | {
     old: new for old, new in errors.FORMER_CODES.items() if hasattr(errors, new)
 }
-"""Names of the release before: understood for one more."""
+"""Names of the previous release, kept for one more release."""
 
 
 def __getattr__(name: str) -> Any:
-    # One release long: who used the former name is told the new one.
+    # For one release, the old name still works and warns with the new one.
     if name in _FORMER:
         new = _FORMER[name]
         warnings.warn(f"actors.{name} is now actors.{new}", DeprecationWarning, stacklevel=2)

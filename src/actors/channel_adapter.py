@@ -1,16 +1,18 @@
-"""The channel adapter: connects the short-lived connections of clients to one half of a worker.
+"""The channel adapter: connects short-lived client connections to one half of a lasting worker.
 
-Theory of operation. Each worker has one adapter for each of its halves. It tags the client's
-commands with the connection's nonce, and sorts responses by theirs (`StashRules`, pure):
+Theory of operation. Each worker has one adapter for each of its halves. The adapter tags the
+client's commands with the nonce of its connection. The worker's responses carry a nonce too, which
+decides what happens to them (`StashRules`, pure):
 
-- the current nonce: forward, and drop the whole stash, whose responses can only be older;
-- a nonce that was current before: drop and count;
-- any other may belong to a later connection: keep the response in the stash by nonce; a connection
-  gets its stash first.
+- The current nonce: forward the response and drop the whole stash, which can only be older.
+- A nonce that was current before: drop the response and count it.
+- Any other nonce may belong to a later connection: stash the response under its nonce. A new
+  connection receives its stash first.
 
-The stash is bounded. A nonce not served yet is never evicted: at the bound the adapter *holds*
-responses without acknowledging them, until the worker's window (one for each nonce) is full. While
-no client is connected the adapter drains the worker, so frontiers advance and memory stays flat.
+The stash is bounded, and responses for a nonce not served yet are never evicted. When the stash is
+full, the adapter *holds* further responses without acknowledging them, until the worker's window
+(one for each nonce) is full. While no client is connected, the adapter drains the worker, so
+frontiers advance and memory stays flat.
 
 Flow: ``client → adapter → worker`` waits for room, also on the window of the adapter's half
 (`kernel.flow_window`). The worker releases the window when a command is sequenced, so a flood on
@@ -53,39 +55,42 @@ from actors.runtime.spans import span_below
 from actors.runtime.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE, TRACEPARENT
 
 SERVED_MAX: Final = 1024
-"""Number of past nonces remembered. A worker's responses are ordered, so only the last few
+"""Number of past nonces to remember. A worker's responses are ordered, so only the last few
 matter."""
 
 
 class ConnectClient(msgspec.Struct, frozen=True, gc=False):
-    """A client connected: its `Hello` is the next command. `client` gets `FromWorker`."""
+    """A client connected; its next command is `Hello`. `client` receives `FromWorker` messages."""
 
     nonce: Nonce
     client: ActorAddress[Any]
 
 
 class DisconnectClient(msgspec.Struct, frozen=True, gc=False):
-    """The client with that nonce disconnected."""
+    """The client with this nonce disconnected."""
 
     nonce: Nonce
 
 
 class FromClient(msgspec.Struct, frozen=True, gc=False):
-    """One or several commands of a connection, to be tagged."""
+    """Client → adapter: one command, or several in a `CommandBatch`, to tag with the nonce."""
 
     nonce: Nonce
     command: AnyCommand
 
 
 class ResponsesAcked(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledges responses that the client has sent on: there is room for as many."""
+    """Client → adapter: acknowledges responses that the client has passed on, by serial."""
 
     nonce: Nonce
     serials: tuple[int, ...]
 
 
 class FromWorker(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → client: a response of worker number `worker`; `serial` is for `ResponsesAcked`."""
+    """Adapter → client: a response of worker `worker`, to acknowledge by its `serial`.
+
+    A stashed response has serial 0: it was acknowledged when it was stashed.
+    """
 
     worker: int
     nonce: Nonce
@@ -94,10 +99,7 @@ class FromWorker(msgspec.Struct, frozen=True, gc=False):
 
 
 class ManyFromWorker(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → client: several responses of worker number `worker`, in order.
-
-    Each is (serial, response), as in `FromWorker`.
-    """
+    """Adapter → client: several (serial, response) pairs of worker `worker`, in order."""
 
     worker: int
     nonce: Nonce
@@ -105,7 +107,7 @@ class ManyFromWorker(msgspec.Struct, frozen=True, gc=False):
 
 
 class ResponsesForwarded(msgspec.Struct, frozen=True, gc=False):
-    """Adapter → worker: acknowledges responses of that nonce."""
+    """Adapter → worker: acknowledges responses that carried this nonce, by serial."""
 
     nonce: Nonce
     serials: tuple[int, ...]
@@ -120,7 +122,7 @@ class ClientGone(msgspec.Struct, frozen=True, gc=False):
 
 
 class AdapterStatistics(msgspec.Struct, frozen=True, gc=False):
-    """Counts since the start, and the current size of the stash."""
+    """Responses forwarded and dropped since the start, and those stashed and held now."""
 
     forwarded: int
     dropped: int
@@ -146,7 +148,7 @@ AdapterMessage: TypeAlias = (
 
 
 class NonceVerdict(enum.Enum):
-    """Decision about a response."""
+    """Decision about a response of the worker."""
 
     FORWARD = "forward"
     DROP = "drop"
@@ -155,19 +157,25 @@ class NonceVerdict(enum.Enum):
 
 
 class StashRules:
-    """Decides which responses are forwarded, dropped or kept for a later client. Pure.
+    """Decides which responses to forward, to drop, or to stash for a later client. Pure.
 
-    Invariants (`validate`): the stash has no served nonce and at most `limit` responses; no
+    Invariants (`validate`): the stash contains no served nonce and at most `limit` responses; no
     response is held while the stash has room.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._stash: dict[Nonce, list[Any]] = {}
+        """Responses for nonces not served yet, oldest nonce first. Emptied by `connect` up to the
+        new nonce, and by any response of the current one."""
         self._size = 0
+        """Number of responses in the stash."""
         self._served: OrderedDict[Nonce, None] = OrderedDict()
+        """The last `SERVED_MAX` nonces that were current."""
         self.current: Nonce | None = None
+        """Nonce of the latest client, also after it has disconnected; None before the first."""
         self.connected = False
+        """True while the client of the current nonce is connected."""
 
     @property
     def stashed(self) -> int:
@@ -175,7 +183,7 @@ class StashRules:
         return self._size
 
     def connect(self, nonce: Nonce) -> list[Any]:
-        """Switch to a client; return its stashed responses, to be delivered first."""
+        """Make `nonce` current. Return the responses stashed for it, to be delivered first."""
         self.current = nonce
         self.connected = True
         self._served[nonce] = None
@@ -183,7 +191,7 @@ class StashRules:
         while len(self._served) > SERVED_MAX:
             self._served.popitem(last=False)
         kept: list[Any] = []
-        # Nonces stashed before this one are older and dropped; later ones stay.
+        # Nonces stashed before this one are older: drop them. Later ones stay.
         while nonce in self._stash:
             oldest = next(iter(self._stash))
             kept = self._stash.pop(oldest)
@@ -191,14 +199,14 @@ class StashRules:
         return kept
 
     def disconnect(self, nonce: Nonce) -> bool:
-        """Note that the client disconnected; return False if it was not the current one."""
+        """Record that the client disconnected. Return False if it was not the current one."""
         if nonce != self.current or not self.connected:
             return False
         self.connected = False
         return True
 
     def judge(self, tagged: TaggedResponse) -> NonceVerdict:
-        """Return the decision about a response; `STASH` also stashes it."""
+        """Decide what to do with a response. If the verdict is `STASH`, it is in the stash now."""
         if tagged.nonce == self.current:
             self.clear()
             return NonceVerdict.FORWARD if self.connected else NonceVerdict.DROP
@@ -211,7 +219,7 @@ class StashRules:
         return NonceVerdict.STASH
 
     def clear(self) -> None:
-        """Drop the stash: a response of the current nonce came, so all stashed ones are older."""
+        """Drop the stash. A response of the current nonce proves that everything in it is older."""
         self._stash.clear()
         self._size = 0
 
@@ -223,7 +231,7 @@ class StashRules:
 
 
 class ChannelAdapter(Actor[AdapterMessage]):
-    """Connects the current client of a half to one worker."""
+    """Connects the current client of one half to one worker."""
 
     def __init__(
         self,
@@ -233,22 +241,30 @@ class ChannelAdapter(Actor[AdapterMessage]):
         window: ActorAddress[Any] | None = None,
         half: Half = "compute",
     ) -> None:
-        """Create the adapter; `window` brings commands to the worker, if given."""
+        """Create the adapter of worker `index`.
+
+        Commands go through `window`, a `FlowWindow` of the worker; None sends them directly.
+        """
         self._index = index
         self._worker = worker
         self._window = worker if window is None else window
         self._half: Half = half
         self._rules = StashRules(stash_responses_max)
         self._client: ActorAddress[Any] | None = None
+        """The connected client; None while there is none."""
         self._held: deque[TaggedResponse] = deque()
+        """Unacknowledged responses for which the stash had no room. Judged again when a client
+        connects, dropped by a response of the current nonce."""
         self._forwarded = 0
+        """Responses forwarded since the start."""
         self._dropped = 0
+        """Responses dropped since the start, without those dropped with the stash."""
         self._stashed = 0
         self._kept_back = 0
         """Responses that were held: they are judged again later."""
 
     async def receive(self, message: AdapterMessage) -> None:
-        """Handle one message of the client or the worker."""
+        """Handle one message from the client or the worker."""
         match message:
             case TaggedResponse():
                 await self._from_worker(message)
@@ -273,9 +289,9 @@ class ChannelAdapter(Actor[AdapterMessage]):
     async def _connect(self, message: ConnectClient) -> None:
         self._client = message.client
         for response in self._rules.connect(message.nonce):
-            # Without a serial: the worker got the acknowledgement when the response was stashed.
+            # Without a serial: the response was acknowledged to the worker when it was stashed.
             self._forward(TaggedResponse(message.nonce, response))
-        # The held responses may be of the new nonce: judge them again.
+        # Held responses may carry the new nonce, so judge them again.
         held, self._held = self._held, deque()
         for tagged in held:
             await self._from_worker(tagged)
@@ -289,7 +305,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
             await self._window.send(TaggedCommand(nonce, command, self._half))
 
     async def _acknowledge_sent(self, message: ResponsesAcked) -> None:
-        # Serial 0 is a stashed response, which was acknowledged before.
+        # Serial 0 is a response from the stash, which was acknowledged when it was stashed.
         serials = tuple(serial for serial in message.serials if serial)
         if serials and message.nonce == self._rules.current:
             await self._acknowledge(message.nonce, serials)
@@ -312,7 +328,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 self._held.append(tagged)
 
     async def _many_from_worker(self, tagged: TaggedResponses) -> None:
-        """Forward responses of the current nonce together; judge others one by one."""
+        """Forward responses of the current nonce together; judge all others one by one."""
         if tagged.nonce == self._rules.current and self._rules.connected:
             self._rules.clear()
             await self._drop_held()
@@ -322,8 +338,8 @@ class ChannelAdapter(Actor[AdapterMessage]):
             await self._from_worker(TaggedResponse(tagged.nonce, response, serial))
 
     async def _drop_held(self) -> None:
-        """Drop the held responses, and acknowledge them."""
-        # The first response of the current nonce proves that all those of other nonces are older.
+        """Drop the held responses and acknowledge them."""
+        # A response of the current nonce proves that those of other nonces are older.
         while self._held:
             stranger = self._held.popleft()
             self._dropped += 1
@@ -335,7 +351,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
         nonce, response = tagged.nonce, tagged.response
         with span_below(_parent(response), ADAPTER_RESPONSE, nonce, self._index) as opened:
             if opened is not None:
-                assert isinstance(response, SubscribeResponse), "only these bring a context"
+                assert isinstance(response, SubscribeResponse), "only batches carry a context"
                 batch = replace(response.batch, traceparent=opened.traceparent)
                 response = SubscribeResponse(response.id, batch)
             self._client.reply(FromWorker(self._index, nonce, response, tagged.serial))
@@ -343,7 +359,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
     def _forward_many(self, nonce: Nonce, responses: tuple[tuple[int, AnyResponse], ...]) -> None:
         assert self._client is not None
         if any(_parent(response) is not None for _, response in responses):
-            # Each response with a trace gets a span of its own.
+            # A traced response gets its own span, so send them one by one.
             for serial, response in responses:
                 self._forward(TaggedResponse(nonce, response, serial))
             return
@@ -374,14 +390,14 @@ class ChannelAdapter(Actor[AdapterMessage]):
             yield Measurement(ADAPTER_RESPONSES, count, (self._half, verdict.value))
 
     def describe(self) -> str:
-        """Return the client and the size of the stash, as text for people."""
+        """Describe the client and the sizes of the stash and the held responses, for operators."""
         rules = self._rules
         client = f"client {rules.current}" if rules.connected else "no client"
         return f"{client}, {rules.stashed} stashed, {len(self._held)} held"
 
 
 def send_responses(outbox: CoalescingOutbox[Any, Any], adapter: ActorAddress[Any]) -> None:
-    """Send the responses that have room from a worker to its adapter, in one message."""
+    """Send the responses that fit the window from a worker to its adapter, in one message."""
     nonce, going = outbox.nonce, outbox.take()
     if nonce is None or not going:
         return
@@ -389,7 +405,8 @@ def send_responses(outbox: CoalescingOutbox[Any, Any], adapter: ActorAddress[Any
         ((serial, response),) = going
         adapter.reply(TaggedResponse(nonce, response, serial))
     else:
-        # Together: what one turn of the worker has made takes one turn of the adapter.
+        # One message for everything that the worker produced in this turn: the adapter then
+        # handles it in one turn.
         adapter.reply(TaggedResponses(nonce, tuple(going)))
 
 
@@ -401,7 +418,7 @@ def outbox_measures(outbox: CoalescingOutbox[Any, Any], half: Half) -> Iterator[
 
 
 def _parent(response: AnyResponse) -> str | None:
-    """Return the trace context of a response."""
+    """Return the trace context of a subscribe's batch; None for any other response."""
     if isinstance(response, SubscribeResponse) and isinstance(response.batch, SubscribeBatch):
         return response.batch.traceparent
     return None

@@ -1,17 +1,19 @@
-"""FetchTask: one worker's fetcher for one input of a dataflow; reads described parts.
+"""FetchTask: reads the described parts of one input of a dataflow, on one worker.
 
-Theory of operation. Each `FetchPart` is read from the blob store as an effect: at most
-`fetches_in_flight_max` at once, and not more than `inflight_bytes_per_dataflow_max` bytes of parts
-unless one part alone is larger. Other requests wait in order, bounded by the listen task's credit.
+Theory of operation. The task reads the part of each `FetchPart` from the blob store, as an effect.
+At most `fetches_in_flight_max` fetches run at a time, over at most
+`inflight_bytes_per_dataflow_max` bytes of parts; a larger part is fetched alone. Further requests
+wait in order, and the listen task's credit bounds them.
 
-Every request is answered once, by `PartFetched` or `FetchFailed`, **with the time it was asked
-for**. Answers come in any order, and the dataflow counts them per time, so a success never hides a
-failure. A failure stops nothing here; the dataflow never completes the failed time.
+Every request gets one answer, `PartFetched` or `FetchFailed`, **with the time that was requested**.
+Answers arrive in any order. The dataflow counts them per time, so a success never hides a failure.
+A failed fetch does not stop the task, but the dataflow never completes the time of a failed part.
 
-A failing store is retried, `fetch_attempts_max` times in all, with exponential backoff and jitter.
+A read from a failing store is tried at most `fetch_attempts_max` times, with exponential backoff
+and jitter.
 
-`PartFetched` holds exactly the updates of the part's interval: a listened part's with ``lower <=
-time < upper``; a snapshot part's below `upper`, with times raised to ``upper - 1``.
+`PartFetched` contains exactly the updates of the part's interval: for a listened part those with
+``lower <= time < upper``, for a snapshot part all below `upper`, advanced to ``upper - 1``.
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ from actors.runtime.telemetry import FETCH, TRACEPARENT
 from actors.runtime.threshold_probes import FETCH_BUDGET, FETCHES
 
 LOOP_ROWS_MAX = 20_000
-"""Rows of a part that is cut on the event loop, in 0.1 ms; of few a thread makes it twice as long
-(November 2026)."""
+"""Parts with at most this many rows are cut on the event loop, in 0.1 ms. For such small parts,
+handing the work to a thread doubles the time (November 2026)."""
 
 if TYPE_CHECKING:
     from actors.durable.persist import PersistClient
 
 
 class _Job(msgspec.Struct, frozen=True, gc=False):
-    """A request in progress; `attempt` counts from 1."""
+    """A request, waiting or running; `attempt` counts from 1."""
 
     fetch: FetchPart
     attempt: int = 1
@@ -56,11 +58,15 @@ class _Job(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Done(msgspec.Struct, frozen=True, gc=False):
+    """The part of a job was read."""
+
     job: _Job
     updates: pa.Table
 
 
 class _Failed(msgspec.Struct, frozen=True, gc=False):
+    """One attempt of a job failed."""
+
     job: _Job
     error: PenstockError
 
@@ -89,16 +95,20 @@ class FetchTask(Actor[_Message]):
         self._consumer = consumer
         self._settings = settings
         self._waiting: deque[_Job] = deque()
+        """Requests that wait for room, oldest first."""
         self._running = 0
+        """Number of jobs in progress, those between two attempts included."""
         self._running_bytes = 0
+        """Bytes of the parts of these jobs."""
         self._retrying = 0
+        """Number of these jobs that wait for their next attempt."""
 
     async def receive(self, message: _Message) -> None:
         """Handle one message."""
         match message:
             case FetchPart():
                 self._waiting.append(_Job(message, traceparent=TRACEPARENT.get()))
-            case _Job():  # retry after the backoff, in the slot that the job kept
+            case _Job():  # the backoff is over: retry in the slot that the job kept
                 self._retrying -= 1
                 self._run(message)
             case _Done(job=job, updates=updates):
@@ -148,7 +158,7 @@ class FetchTask(Actor[_Message]):
         def failed(error: Exception) -> _Failed:
             if isinstance(error, PenstockError):
                 return _Failed(job, error)
-            raise error  # a bug here: the actor crashes
+            raise error  # a bug: the actor crashes
 
         self.ctx.effect(read, done=lambda updates: _Done(job, updates), failed=failed)
 
@@ -157,7 +167,7 @@ class FetchTask(Actor[_Message]):
         self._running_bytes -= job.fetch.part.bytes
 
     def _failed(self, job: _Job, error: PenstockError) -> None:
-        # A missing or damaged part is no passing error: no retry can bring it back.
+        # A retry cannot bring back a missing or damaged part.
         if is_retriable(error) and job.attempt < self._settings.fetch_attempts_max:
             self._retrying += 1
             again = _Job(job.fetch, job.attempt + 1, job.traceparent)
@@ -177,17 +187,18 @@ class FetchTask(Actor[_Message]):
         )
 
     def describe(self) -> str:
-        """Return the current work, as text for people."""
+        """Describe the fetches in progress and those that wait, for operators."""
         if not self._running:
             return "idle"
         return (
-            f"fetches {self._running} parts ({self._running_bytes} bytes, "
-            f"{self._retrying} between attempts), {len(self._waiting)} wait"
+            f"fetching {self._running} parts ({self._running_bytes} bytes, "
+            f"{self._retrying} between attempts), {len(self._waiting)} waiting"
         )
 
 
 def cut(updates: pa.Table, part: DescribedPart) -> pa.Table:
-    """Return the updates of the description's interval; a snapshot's as of ``upper - 1``."""
+    """Return the updates in the description's interval; a snapshot's are advanced to
+    ``upper - 1``."""
     if part.snapshot:
         return advance(between(updates, TIME_MIN, part.upper), part.upper - 1)
     if part.lower <= part.part.time_min and part.part.time_max < part.upper:

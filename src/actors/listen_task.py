@@ -1,31 +1,33 @@
-"""ListenTask: listens to the shard of one input of a dataflow, and describes its parts.
+"""ListenTask: follows the shard of one input of a dataflow and describes its parts.
 
-Theory of operation. It opens a leased reader, waits for `StartListen`, takes the snapshot at
-`as_of` if wanted, then listens from ``as_of + 1`` on. It sends `PartsDescribed`: part descriptions,
-never bytes, with their interval of times and progress to the interval's upper. Every wait for the
-shard is an effect, so `ReleaseLeases` and stop are obeyed at once.
+Theory of operation. The task opens a leased reader and waits for `StartListen`. It takes a snapshot
+at `as_of` if one is wanted, then listens from ``as_of + 1`` on. It sends `PartsDescribed` messages:
+descriptions of parts, never bytes, with the interval of times that they cover. Such a message is
+also the progress of the input to the interval's upper. Every wait for the shard is an effect, so
+the task reacts to `ReleaseLeases` and stop immediately.
 
-Room. The consumer answers each `PartsDescribed` with one `GrantDescriptions`. A description is sent
-if none is unanswered, or if fewer than `described_in_flight_max` are and its bytes fit the credit
-(initially `inflight_bytes_per_dataflow_max`; a description takes its bytes, a grant gives its own).
-While parts wait the shard is not asked, so at most one answer of the shard is kept here. Progress
-without parts, and small batches, join the waiting description, each part with its own batch's
-interval.
+Flow control. The consumer answers each `PartsDescribed` with one `GrantDescriptions`. The task may
+send a description if none is unanswered. Otherwise it needs fewer than `described_in_flight_max`
+unanswered ones and enough credit for its bytes. The credit starts at
+`inflight_bytes_per_dataflow_max`; each description lowers it and each grant raises it. While parts
+wait to be described, the task does not ask the shard for more, so it keeps at most one answer.
+Progress without parts joins the waiting description, and so do small batches; each part keeps the
+interval of its own batch.
 
-Until. No time at or beyond the `until` of the start signal is listed or described.
+Until. The task never lists or describes a time at or beyond the `until` of `StartListen`.
 
-Leases. The reader holds a part from its listing until the consumer has released every description
-of it: a compacted batch may be described twice, in disjoint intervals. Parts outside the interval
-are never described, and released at once. The reader's since follows the listened frontier, and the
-reader stays open until the task is stopped.
+Leases. The reader leases a part from its listing until the consumer has released every description
+of it. A compacted batch may be described twice, in disjoint intervals. Parts outside the interval
+are never described, and their leases are released at once. The reader's since follows the frontier
+of what was listed, and the reader stays open until the task is stopped.
 
-Filter. Parts whose statistics exclude all wanted rows may be left out (`persist.part_filter`): they
-are released at once, except a share that is read first, to audit the filter. The interval is
-described all the same, after that.
+Filter. Parts whose statistics exclude all wanted rows are left out (`persist.part_filter`) and
+released at once, except for a sample, which is read first to audit the filter. The task describes
+the interval in any case, after the audit.
 
-Errors. A failing store is retried, `fetch_attempts_max` times in all, with exponential backoff and
-jitter. If a listing still fails the task sends `ListenFailed` and describes no more, so the
-input's frontier stays; it still obeys `ReleaseLeases` and stop.
+Errors. A request to a failing store is tried at most `fetch_attempts_max` times, with exponential
+backoff and jitter. If it still fails, the task sends `ListenFailed` and describes nothing more, so
+the input's frontier stays where it is. `ReleaseLeases` and stop still work.
 """
 
 from __future__ import annotations
@@ -74,23 +76,29 @@ log = logging.getLogger("penstock.listen")
 R = TypeVar("R")
 
 _JOINED_SHARE: Final = 16
-"""Divisor of the whole credit that bounds the bytes of a joined description."""
+"""A joined description has at most the initial credit divided by this."""
 
 
 class _Opened(msgspec.Struct, frozen=True, gc=False):
+    """The effect has opened the reader."""
+
     reader: Any
 
 
 class _Listed(msgspec.Struct, frozen=True, gc=False):
+    """The shard's answer to one listing: what to describe, in order."""
+
     items: tuple[_PendingDescription, ...]
 
 
 class _Failed(msgspec.Struct, frozen=True, gc=False):
+    """Opening the reader or a listing failed for good."""
+
     error: PenstockError
 
 
 class _PendingDescription(msgspec.Struct, frozen=True, gc=False):
-    """A future description: leased parts and their interval."""
+    """A description that waits to be sent: leased parts and the interval that they cover."""
 
     parts: tuple[_PartInterval, ...]
     lower: Time
@@ -105,7 +113,7 @@ class _PendingDescription(msgspec.Struct, frozen=True, gc=False):
 class _PartInterval(msgspec.Struct, frozen=True, gc=False):
     """A part and the interval of its own batch.
 
-    Joined batches keep their intervals, so that a missing part delays no time before its own.
+    Joined batches keep their intervals, so that a missing part does not delay earlier times.
     """
 
     part: Any
@@ -133,8 +141,8 @@ class ListenTask(Actor[_Message]):
     ) -> None:
         """Create the task.
 
-        `trail` finds the traces that led to a description; `wanted` selects the consumer's rows
-        (None: all).
+        `trail` finds the traces of the appends behind a description. `wanted` selects the rows
+        that the consumer needs; None means all rows.
         """
         self._pruner = None if wanted is None else part_pruner(wanted, settings)
         self._schema = imported.schema
@@ -147,37 +155,49 @@ class ListenTask(Actor[_Message]):
         self._consumer = consumer
         self._settings = settings
         self._reader: LeasedReader | None = None
+        """The open reader; None until the effect of `on_start` has opened it."""
         self._abandoned = False
+        """True once the task has crashed: a reader that opens later is given up at once."""
         self._start: StartListen | None = None
+        """The start signal; None until it arrives."""
         self._snapshot_due = False
+        """True from a start signal that wants a snapshot until the snapshot is requested."""
         self._frontier: Frontier = 0
-        """Frontier below which all updates were listed."""
+        """All updates below it have been listed."""
         self._until: Frontier = EMPTY
+        """The frontier at which listing ends; `EMPTY` means never."""
         self._listing = False
+        """True while a listing effect runs."""
         self._error: PenstockError | None = None
+        """The error that froze the input; None while it works."""
         self._failures: tuple[int, str] = (0, "")
-        """Number of failures in a row of the current request to the store, and the last error."""
+        """Number of failures of the current request to the store, and the last error."""
         self._waiting: deque[_PendingDescription] = deque()
+        """Descriptions that wait for a grant, oldest first."""
         self._credit = settings.inflight_bytes_per_dataflow_max
+        """Bytes of parts that may still be described; negative after a description larger than the
+        credit."""
         self._unanswered = 0
+        """Number of descriptions sent and not yet answered by a grant."""
         self._leases: dict[str, str] = {}
-        """Key of a described part → the reader's key."""
+        """Key of a described part → key of the reader's part, until the consumer releases it."""
         self._unaudited: list[BatchPart] = []
-        """Parts left out whose audit must precede the description of their interval."""
+        """Filtered parts to audit before their interval is described."""
         self._uses: Counter[str] = Counter()
-        """Number of descriptions, sent or waiting, that need each part of the reader."""
+        """Number of uses of each leased part: descriptions, sent or waiting, and a pending audit.
+        The lease ends with the last use."""
 
-    # -- life -------------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------------
 
     async def on_start(self) -> None:
-        """Open the reader, so that its hold exists before the start signal comes."""
+        """Open the reader, so that its lease exists before the start signal arrives."""
         reader_id = (
             f"{self._dataflow}-{self._incarnation}-{self._index}"
             f"-{self.ctx.random.getrandbits(64):016x}"
         )
 
         async def open_reader() -> LeasedReader:
-            # Shielded: a stop in the middle would leak the lease.
+            # Shielded, because a stop in the middle would leak the lease.
             with anyio.CancelScope(shield=True):
                 reader = await self._persist.open_reader(self._shard, reader_id)
                 self._reader = reader
@@ -188,13 +208,15 @@ class ListenTask(Actor[_Message]):
         self.ctx.effect(lambda: self._answer(open_reader), done=_Opened, failed=_failed)
 
     async def on_stop(self) -> None:
-        """Close the reader and release all its leases."""
+        """Close the reader, which releases all its leases."""
         if self._reader is not None:
             try:
                 await self._reader.close()
             except PenstockError as error:
                 log.warning(
-                    "%s: reader not closed, its lease will expire: %s", self.ctx.path, error
+                    "%s: could not close the reader, its lease will expire: %s",
+                    self.ctx.path,
+                    error,
                 )
 
     async def receive(self, message: _Message) -> None:
@@ -230,8 +252,8 @@ class ListenTask(Actor[_Message]):
     def _started(self, start: StartListen) -> None:
         if self._start is not None:
             raise LocalProtocolError(
-                f"{self.ctx.path}: StartListen as of {start.as_of} after one"
-                f" as of {self._start.as_of}; send it once"
+                f"{self.ctx.path}: StartListen sent twice (as of {self._start.as_of},"
+                f" then {start.as_of}): send it once"
             )
         self._start = start
         self._snapshot_due = start.snapshot
@@ -246,18 +268,18 @@ class ListenTask(Actor[_Message]):
     # -- describing -------------------------------------------------------------------------------
 
     def _make_progress(self) -> None:
-        """Send waiting descriptions that have room; ask the shard if none waits."""
+        """Send the waiting descriptions that may be sent; list the shard if no part waits."""
         if self._error is not None:
             return
         while self._waiting and self._may_send(self._waiting[0]):
             self._send(self._waiting.popleft())
-        # Waiting progress without parts does not stop the listing: more progress joins it.
+        # Progress without parts may wait while the task lists on: more progress joins it.
         full = any(item.parts or item.snapshot for item in self._waiting)
         if not self._listing and not full and self._reader is not None and self._start is not None:
             self._list(self._reader, self._start)
 
     def _may_send(self, item: _PendingDescription) -> bool:
-        # Even a description larger than the whole credit must be sent some time.
+        # Even a description larger than the whole credit must be sent eventually.
         if self._unanswered == 0:
             return True
         limit = self._settings.described_in_flight_max
@@ -287,7 +309,7 @@ class ListenTask(Actor[_Message]):
             self._consumer.reply(described)
 
     def _traces(self, item: _PendingDescription) -> tuple[str, ...]:
-        """Return the traces that led to the described changes; a snapshot has none."""
+        """Return the trace contexts of the appends described; a snapshot has none."""
         if self._trail is None or item.snapshot or not item.parts:
             return ()
         return self._trail.between(self._shard, item.lower, item.upper)
@@ -295,7 +317,7 @@ class ListenTask(Actor[_Message]):
     def _describe(self, item: _PendingDescription, index: int) -> DescribedPart:
         meant = item.parts[index]
         part: BatchPart = meant.part
-        # Unique even for inline and repeated parts, since the intervals are disjoint.
+        # Unique also for inline and repeated parts, because the intervals are disjoint.
         key = f"{self._shard}[{item.lower},{item.upper})#{index}"
         self._leases[key] = part.key
         return DescribedPart(
@@ -310,7 +332,7 @@ class ListenTask(Actor[_Message]):
         )
 
     def _append(self, item: _PendingDescription) -> None:
-        """Queue a description, joined to the last one if that stays small."""
+        """Queue a description, or join it to the last one if the result stays small."""
         last = self._waiting[-1] if self._waiting else None
         joined_max = self._settings.inflight_bytes_per_dataflow_max // _JOINED_SHARE
         if last is None or last.snapshot or item.snapshot:
@@ -328,13 +350,14 @@ class ListenTask(Actor[_Message]):
 
     def _list(self, reader: LeasedReader, start: StartListen) -> None:
         if self._frontier >= self._until:
-            return  # complete; the reader stays open for the leases
+            return  # complete; the reader stays open for its leases
         self._listing = True
         if self._snapshot_due:
             self._snapshot_due = False
 
             async def snapshot() -> _Listed:
-                # Before the snapshot, which may wait long: until then the lease blocks compaction.
+                # Downgrade first: the snapshot may wait for long, and until the downgrade the
+                # lease blocks compaction.
                 await reader.downgrade(start.as_of)
                 return self._take_snapshot((await reader.snapshot(start.as_of))[0])
 
@@ -348,7 +371,7 @@ class ListenTask(Actor[_Message]):
         self.ctx.effect(lambda: self._list_and_audit(listen), done=_same, failed=_failed)
 
     async def _answer(self, ask: Callable[[], Awaitable[R]]) -> R:
-        """Return the result of a request to the shard, with retries. Raise its last error."""
+        """Return the result of a request to the shard, with retries. Raises the last error."""
         try:
             while True:
                 try:
@@ -364,7 +387,10 @@ class ListenTask(Actor[_Message]):
             self._failures = 0, ""
 
     async def _list_and_audit(self, listing: Callable[[], Awaitable[_Listed]]) -> _Listed:
-        """Return the listing, once the filter has been audited on it. Raise `UnsoundFilter`."""
+        """Return the listing after auditing the filter on its sampled parts.
+
+        Raises `UnsoundFilter`.
+        """
         try:
             found = await self._answer(listing)
             if self._pruner is not None and self._unaudited:
@@ -379,8 +405,8 @@ class ListenTask(Actor[_Message]):
             raise
 
     def _abandon(self) -> None:
-        """Give up the reader before a crash."""
-        # `on_stop` does not run after a crash, and the lease would be renewed for ever.
+        """Stop renewing the reader's lease before a crash, so that the lease can expire."""
+        # `on_stop` does not run after a crash, and the lease would be renewed forever.
         self._abandoned = True
         if self._reader is not None:
             self._reader.give_up()
@@ -388,8 +414,8 @@ class ListenTask(Actor[_Message]):
     async def _read(self, part: BatchPart) -> pa.Table:
         return await self._persist.fetch(part, self._schema)
 
-    # The two methods below run in the effect, in the same turn of the loop as the reader's answer:
-    # no release can come between the reader's lease of a part and the count of its uses.
+    # The two methods below run in the effect, in the same turn of the loop as the reader's answer.
+    # So no release can come between the lease of a part and the first count of its uses.
 
     def _take_snapshot(self, parts: Iterable[BatchPart]) -> _Listed:
         kept = self._keep(parts, 0, self._frontier)
@@ -413,8 +439,10 @@ class ListenTask(Actor[_Message]):
     def _keep(
         self, parts: Iterable[BatchPart], lower: Time, upper: Frontier
     ) -> tuple[_PartInterval, ...]:
-        """Return the parts with wanted rows in the interval, counted as used; release the
-        others."""
+        """Return the parts that may have wanted rows in the interval, and count a use of each.
+
+        Releases all others, except those chosen for an audit.
+        """
         kept: list[_PartInterval] = []
         others: list[str] = []
         for part in parts:
@@ -432,9 +460,9 @@ class ListenTask(Actor[_Message]):
         return tuple(kept)
 
     def _release(self, keys: Iterable[str | None]) -> None:
-        """Release one use of each part, and its lease after the last use.
+        """Release one use of each part, and the lease with the last use.
 
-        None and inline parts (an empty key) have no lease.
+        None stands for a part that was released before; an inline part (empty key) has no lease.
         """
         free = []
         for key in keys:
@@ -449,25 +477,25 @@ class ListenTask(Actor[_Message]):
             self._reader.release(free)
 
     def describe(self) -> str:
-        """Return the current work or wait, as text for people."""
+        """Describe what the task is doing or waiting for, for operators."""
         if self._error is not None:
             return f"frozen at {format_frontier(self._frontier)}: {self._error}"
         if self._failures[0]:
             count, why = self._failures
-            return f"asks {self._shard} again, which failed {count} times: {why}"
+            return f"retrying {self._shard}, failed {count} times: {why}"
         if self._reader is None:
-            return f"opens a reader of {self._shard}"
+            return f"opening a reader of {self._shard}"
         if self._start is None:
-            return "waits for the start signal"
+            return "waiting for the start signal"
         if self._waiting:
             size = sum(item.bytes for item in self._waiting)
             return (
-                f"waits for a grant ({self._unanswered} descriptions unanswered):"
-                f" {len(self._waiting)} batches of {size} bytes, credit {self._credit}"
+                f"waiting for a grant ({self._unanswered} descriptions unanswered):"
+                f" {len(self._waiting)} descriptions of {size} bytes, credit {self._credit}"
             )
         if self._frontier >= self._until:
-            return "has seen all that it is to see of its shard"
-        return f"listens to {self._shard} from {format_frontier(self._frontier)}"
+            return f"complete: listed {self._shard} up to {format_frontier(self._until)}"
+        return f"listening to {self._shard} from {format_frontier(self._frontier)}"
 
 
 def _same(listed: _Listed) -> _Listed:
@@ -475,7 +503,7 @@ def _same(listed: _Listed) -> _Listed:
 
 
 def _failed(error: Exception) -> _Failed:
-    """Return an error of the family, which freezes the input; raise any other, a bug."""
+    """Turn a `PenstockError` into the message that freezes the input; raise a bug again."""
     if isinstance(error, PenstockError):
         return _Failed(error)
     raise error

@@ -1,12 +1,19 @@
-"""The composition root: builds all actors in one event loop, and stops them in order.
+"""The composition root: creates all actors in one event loop and stops them in order.
 
-Start: settings → state directory (locked; refused by name when newer or in use) → stores, its own
-or those that URLs name (then an older service on them is fenced, and halts) → listeners bound →
-scratch emptied → engine, replicas, controller, sessions. The service answers while Spark is still
-starting; requests that need Spark wait. A failure while starting undoes what was done.
+Start:
 
-Stop: sessions first, the store last, within `shutdown_deadline_ms`. A crash of an actor that
-supervision does not repair ends the service with that error.
+1. Check the settings and lock the state directory. A directory that is in use, or that a newer
+   version wrote, is refused.
+2. Open the stores: the state directory's own, or those named by URLs. In the second case an older
+   service on the same stores is fenced and halts.
+3. Bind the listeners and empty the scratch directory.
+4. Start the engine, the replicas, the controller and the sessions.
+
+The service answers requests while Spark is still starting; those that need Spark wait. A failed
+start undoes what it has done so far.
+
+Stop: sessions first, the stores last, within `shutdown_deadline_ms`. If an actor crashes and its
+supervision cannot repair it, the service ends with that error.
 """
 
 from __future__ import annotations
@@ -104,13 +111,13 @@ log = logging.getLogger("penstock.service")
 
 SCRATCH: Final = "scratch"
 StartEngine: TypeAlias = Callable[[ActorSystem, Settings, Path], ActorAddress[ExecutorMessage]]
-"""Starts an engine with a scratch directory of its own."""
+"""Starts an engine that uses the given scratch directory."""
 
 
 def start_spark(
     system: ActorSystem, settings: Settings, scratch: Path
 ) -> ActorAddress[ExecutorMessage]:
-    """Start the executor that holds Spark; it does not wait for Spark."""
+    """Start the executor that owns Spark, without waiting for Spark to start."""
     address: ActorAddress[Any] = system.spawn(lambda: SparkExecutor(settings, scratch), "spark")
     return address
 
@@ -118,7 +125,7 @@ def start_spark(
 def start_query_spark(
     system: ActorSystem, settings: Settings, scratch: Path
 ) -> ActorAddress[ExecutorMessage]:
-    """Start the executor of the queries' own Spark, which is started at the first query."""
+    """Start the executor of the separate Spark for queries, which starts at the first query."""
     own = query_settings(settings)
     address: ActorAddress[Any] = system.spawn(
         lambda: SparkExecutor(own, scratch, at_first_job=True), "queries"
@@ -127,28 +134,31 @@ def start_query_spark(
 
 
 class DoorConnector:
-    """Connects a door's clients to a service in this process."""
+    """Connects the clients of a door (PostgreSQL, Spark Connect) to a service in this process."""
 
     def __init__(
         self, service: Service, role: str | None = None, session: OpenSession | None = None
     ) -> None:
-        """`session` is one that the door has opened; None: the clients are a part of the service,
-        and their sessions are not shown."""
+        """Create the connector.
+
+        `session` is the session that the door has opened. None means that the clients are part of
+        the service; their sessions are then not listed.
+        """
         self._service = service
         self._role = role
         self._session = session
 
     def of_role(self, role: str | None) -> DoorConnector:
-        """See `RoleService`."""
+        """Return a connector for clients with this role."""
         return DoorConnector(self._service, role)
 
     async def connect_in_process(self) -> MemoryConnection[Any, Any]:
-        """See `InProcess`."""
+        """Return a new client connection without a socket."""
         return await self._service.connect_door(self._role, self._session)
 
 
 def role_finder(controller: ActorAddress[Any]) -> FindRole:
-    """Return a function that asks the controller how a user is let in."""
+    """Return a function that asks the controller how a user may log in."""
 
     async def find(name: str) -> RoleLogin:
         found: RoleLogin = await controller.ask(lambda reply: FindLogin(name, reply))
@@ -160,7 +170,8 @@ def role_finder(controller: ActorAddress[Any]) -> FindRole:
 class Service:
     """One Penstock service: ``async with Service(settings) as service: …``.
 
-    `engine` replaces Spark (tests), `clock` the machine's clock.
+    `engine` replaces Spark, `clock` replaces the machine's clock, and `seed` fixes the randomness
+    of all actors (for tests).
     """
 
     def __init__(
@@ -177,31 +188,51 @@ class Service:
         self._clock: ActorClock = clock or SystemClock()
         self._seed = seed
         self._stack: AsyncExitStack | None = None
+        """Everything to undo at the end, in reverse; set once the service has started."""
         self._system: ActorSystem | None = None
+        """The actors; None before the start and from the stop on."""
         self._persist: PersistClient | None = None
+        """The shards; None before the start."""
         self._server: ActorAddress[Any] | None = None
+        """The `ApiServer`; None before the start and from the stop on."""
         self._listener: TransportListener | None = None
+        """The listener for clients; None until it is bound."""
         self._pg_listener: PgListener | None = None
+        """The listener for PostgreSQL clients; None without `pg_listen`."""
         self._cluster_listener: TransportListener | None = None
+        """The listener for the compute half of the replica protocol; None without
+        `cluster_listen`."""
         self._clusters: WorkerCluster | LocalReplicas | None = None
+        """The replicas of this process, once started; None for a controller without any."""
         self._memory_reads = MemoryReads()
+        """Tables and index partitions in memory, from which doors read without asking a worker.
+        Replaced when the replicas of this process start."""
         self._sessions = OpenSessions(
             lambda: self._clock.now_ms(), lambda: self._clock.monotonic_ms()
         )
+        """The open sessions of all doors."""
         self._gateway: Any = None
+        """The bound Spark Connect gateway; None without `connect_listen`."""
         self.execute_statement: Any = None
-        """Executes SQL statements of the service for Spark Connect's clients
-        (`connect_gateway.statement_execution`), in place of `ServiceStatements`."""
+        """Executes Penstock's SQL statements for Spark Connect clients in place of
+        `ServiceStatements`, if set before the start (`connect_gateway.statement_execution`)."""
         self._readiness: ReadinessCheck | None = None
+        """The readiness check; None until the start is complete."""
         self._stopping = anyio.Event()
+        """Set when the service is asked to stop, or begins to."""
         self._expired = False
+        """True once `expiration_ms` is over."""
         self._halted: Exception | None = None
+        """The error that made the service halt, such as `WriterFenced`; None unless it has."""
 
     # -- starting ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Start. Raises `BadSettings`, `InvalidUsage` (a URL of a store that is not understood),
-        `StateDirectoryError`, `AddressInUse`, `StorageError`."""
+        """Start the service.
+
+        Raises `BadSettings`, `InvalidUsage` (an invalid URL of a store), `StateDirectoryError`,
+        `AddressInUse` or `StorageError`.
+        """
         self.settings.check()
         async with AsyncExitStack() as stack:
             await self._start(stack)
@@ -211,7 +242,7 @@ class Service:
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self.settings
         if self._given_clock is None:
-            own = ThreadedClock((os.cpu_count() or 1) + 4)  # as many threads as an executor has
+            own = ThreadedClock((os.cpu_count() or 1) + 4)  # as many as ThreadPoolExecutor has
             stack.push_async_callback(asyncio.to_thread, own.close)
             self._clock = own
         if settings.pin_cores:
@@ -232,10 +263,11 @@ class Service:
     async def _start_role(
         self, stack: AsyncExitStack, persist: PersistClient, scratch: Path
     ) -> None:
-        """Start all but the replicas of other processes; `ReplicaService` starts one of these."""
+        """Start everything that this role runs here. `ReplicaService` overrides it for a replica in
+        a process of its own."""
         settings, clock = self.settings, self._clock
         found = await boot.load(persist)
-        # Before the engine starts: an address that is in use fails at once.
+        # Bind before the engine starts, so that an address in use fails at once.
         self._listener = listener = await self._bind(settings.listen)
         stack.push_async_callback(listener.aclose)
         if settings.pg_listen:
@@ -277,12 +309,12 @@ class Service:
         api = (listener, controller, settings, self._sessions)
         self._server = system.spawn(lambda: ApiServer(*api), "sessions")
         if self._pg_listener is not None:
-            # By a tuple: the actor is made again from it after a fault.
+            # A tuple, because the factory runs again after a crash and must use the same values.
             pg = (self._pg_listener, settings, self._client_of, role_finder(controller))
             system.spawn(lambda: PgServer(*pg, self._sessions, self._memory_reads), "pg")
         if settings.connect_listen:
             self._start_gateway(system, controller, queries, persist, scratch)
-        # Last: from here on the service is no longer starting.
+        # Last of all: this ends the state `starting`.
         active = count_replicas(controller, settings)
         objects = check_objects(controller, settings)
         self._readiness = ReadinessCheck(persist, active, executor, clock, settings, objects)
@@ -290,33 +322,33 @@ class Service:
     async def _run_engine(
         self, stack: AsyncExitStack, persist: PersistClient, scratch: Path
     ) -> tuple[ActorSystem, ActorAddress[ExecutorMessage]]:
-        """Start the actors that every role has: those that follow the stores, and the engine."""
+        """Start what every role has: the actor that follows the stores, and the engine."""
         settings, clock = self.settings, self._clock
         await clock.run_blocking(lambda: _empty_scratch(scratch))
         system = ActorSystem(clock=clock, seed=self._seed)
         await stack.enter_async_context(system)
         self._system = system
-        # Runs before the system's own exit, which would wait without a deadline.
+        # This runs before the system's own exit, which would wait without a deadline.
         stack.push_async_callback(self._stop_actors)
-        # Other processes may write to the stores, and another service may take them over.
+        # Other processes may write to shared stores, and another service may take them over.
         if not persist.exclusive:
             system.spawn(lambda: FollowTask(persist.follow, self._halt), "following")
         own = view_settings(settings) if self._separates_queries() else settings
         return system, self._engine(system, own, scratch / "engine")
 
     def _separates_queries(self) -> bool:
-        """Return whether queries have a Spark of their own; an engine of a test serves both."""
+        """Return whether queries run in a Spark of their own. A test's engine serves both."""
         own = has_query_engine(self.settings, machine_memory_bytes())
         return own and self._engine is start_spark and self.settings.role != "replica"
 
     async def _bind_gateway(self, stack: AsyncExitStack) -> None:
-        """Bind the Spark Connect gateway's address, if it is wanted."""
+        """Bind the Spark Connect gateway's address, if `connect_listen` is set."""
         if self.settings.connect_listen:
-            # Imported here: its packages need not be installed where no gateway is wanted.
+            # Imported here, because its packages are installed only where a gateway is used.
             from actors.doors.connect_gateway.server import bind_gateway
 
             self._gateway = await bind_gateway(self.settings)
-            # Also when the start fails: the port must be free again.
+            # Registered now, so that a failed start frees the port as well.
             stack.push_async_callback(self._gateway.aclose)
 
     def _start_gateway(
@@ -342,7 +374,7 @@ class Service:
             own_clients, controller, executor, persist, folder, self._sessions, statements
         )
         system.spawn(lambda: ConnectFrontServer(bound.front), "connect-front")
-        # The last actor that is started is the first that stops: its clients need all others.
+        # Started last, so stopped first: its clients need all other actors.
         system.spawn(lambda: ConnectGateway(self.settings, bound, parts), "connect")
         log.info("Spark Connect on %s", self.connect_address)
 
@@ -354,8 +386,11 @@ class Service:
         executor: ActorAddress[ExecutorMessage],
         scratch: Path,
     ) -> ReplicaSupply:
-        """Start the replicas: one in this process's actors alone, or several that are made and
-        dropped; a controller's are other processes."""
+        """Start this process's replicas and return how the controller reaches all of them.
+
+        The process has one fixed replica or several that can be added and dropped. The replicas of
+        a controller (`role`) run in other processes, which register themselves.
+        """
         settings, place = self.settings, scratch / "cluster"
         if settings.role == "controller":
             return RegisteredReplicas(persist, settings)
@@ -397,7 +432,7 @@ class Service:
         storage = None if connectors is None else connect_storage
         return FixedReplicas({"r1": connect}, cluster.statistics, storage)
 
-    # The methods that reach the outside world: a simulation overrides them.
+    # The methods that reach the outside world. A simulation overrides them.
 
     async def _open(self, directory: Path) -> PersistClient:
         return await PersistClient.open(directory, self.settings, self._clock)
@@ -411,11 +446,11 @@ class Service:
         return ConnectorFactory(self.settings, self._clock, system.random, executor, scratch)
 
     def _storage_connectors(self, persist: PersistClient) -> StorageConnectors | None:
-        """Return the external access of the workers' storage halves; None: they have none."""
+        """Return what connects the storage halves to external systems; None if nothing does."""
         return self._connectors.half(persist)
 
     def _adapter_address(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
-        """Return the address by which the cluster's connections reach an adapter."""
+        """Return the address through which connections reach an adapter."""
         return adapter
 
     async def _bind(self, address: str) -> TransportListener:
@@ -442,31 +477,34 @@ class Service:
 
     @property
     def connect_address(self) -> str:
-        """Return the address of the Spark Connect gateway; empty if there is none."""
+        """Return the address of the Spark Connect gateway; "" if there is none."""
         return "" if self._gateway is None else str(self._gateway.address)
 
     @property
     def cluster_address(self) -> str:
-        """Return the address of the replica protocol's listener; empty if there is none."""
+        """Return the address of the replica protocol's listener; "" if there is none."""
         return "" if self._cluster_listener is None else str(self._cluster_listener.address)
 
     @property
     def pg_address(self) -> str:
-        """Return the address of the listener for PostgreSQL's clients; empty if there is none."""
+        """Return the address of the listener for PostgreSQL clients; "" if there is none."""
         return "" if self._pg_listener is None else self._pg_listener.address
 
     async def _client_as(self, role: str) -> Client:
-        """Return a client of a door for calls of a role."""
+        """Return an in-process client with the rights of a role."""
         return await Client.in_process(DoorConnector(self, role), settings=self.settings)
 
     async def _client_of(self, session: OpenSession) -> Client:
-        """Return the client of a door's session."""
+        """Return an in-process client for a door's session."""
         connector = DoorConnector(self, session.role, session)
         return await Client.in_process(connector, settings=self.settings)
 
     async def connect_in_process(self, role: str | None = None) -> MemoryConnection[Any, Any]:
-        """Return a client's connection without a socket; see `Client.in_process`. With `role` it
-        may do what that role may (`actors.control.access.access_rules`)."""
+        """Return a client connection without a socket, as `Client.in_process` uses.
+
+        With `role` the connection has the rights of that role
+        (`actors.control.access.access_rules`). Raises `ResourceClosed` before the start.
+        """
         if self._server is None:
             raise ResourceClosed("the service has not been started")
         return await self._server.ask(lambda reply: ConnectInProcess(reply, role))
@@ -474,12 +512,12 @@ class Service:
     async def connect_door(
         self, role: str | None, session: OpenSession | None
     ) -> MemoryConnection[Any, Any]:
-        """Return the connection of a door's client; see `DoorConnector`."""
+        """Return a connection for a client of a door (`DoorConnector`)."""
         assert self._server is not None, "doors are started after the sessions"
         return await self._server.ask(lambda reply: ConnectInProcess(reply, role, session, ""))
 
     def stop(self) -> None:
-        """Make `wait_stopped` return; leave the context to stop."""
+        """Make `wait_stopped` return. The service stops when its context is left."""
         self._stopping.set()
 
     def _halt(self, error: Exception) -> None:
@@ -491,9 +529,12 @@ class Service:
         self.stop()
 
     async def wait_stopped(self) -> None:
-        """Wait until `stop` was called or an actor failed for good (leaving the context then raises
-        `ActorCrashed`). Raises `ServiceExpired` when `expiration_ms` is over, `WriterFenced` when
-        another service took over the stores."""
+        """Wait until `stop` is called or an actor fails for good; in the second case leaving the
+        context raises `ActorCrashed`.
+
+        Raises `ServiceExpired` when `expiration_ms` is over, and `WriterFenced` when another
+        service has taken over the stores.
+        """
         assert self._system is not None, "the service has not been started"
         async with anyio.create_task_group() as group:
             for event in (self._stopping, self._system.failed):
@@ -502,12 +543,12 @@ class Service:
             raise self._halted
         if self._expired:
             raise ServiceExpired(
-                f"the service has run for {self.settings.expiration_ms} ms (expiration_ms): start "
-                "it again; nothing is lost"
+                f"the service has run for {self.settings.expiration_ms} ms (expiration_ms) and "
+                "stopped: start it again, no data is lost"
             )
 
     def actors(self) -> list[ActorStatistics]:
-        """Return every live actor."""
+        """Return the statistics of every live actor."""
         assert self._system is not None, "the service has not been started"
         return self._system.statistics()
 
@@ -519,8 +560,8 @@ class Service:
             yield from self._persist.measures()
 
     async def readiness(self) -> ReadinessReport:
-        """Return whether the service and its parts can serve now; at any moment, and in any
-        state."""
+        """Report whether the service and its parts can serve requests. Works in any state, also
+        while starting and stopping."""
         if self._stopping.is_set():
             return ReadinessReport("stopping")
         if self._readiness is None:
@@ -540,7 +581,7 @@ class Service:
         await stack.__aexit__(kind, error, trace)
 
     async def _stop_actors(self) -> None:
-        """Stop the actors, last started first, or cancel them when that takes too long."""
+        """Stop the actors in reverse order of their start; cancel them if that takes too long."""
         system, self._system, self._server = self._system, None, None
         assert system is not None
         self._stopping.set()
@@ -549,7 +590,7 @@ class Service:
         if limit.cancelled_caught:
             busy = ", ".join(path for path, _ in system.describe())
             log.warning("abandoned after %d ms: %s", self.settings.shutdown_deadline_ms, busy)
-            # Safe at any moment: all that was acknowledged is durable.
+            # Aborting is always safe: everything acknowledged is durable.
             system.abort()
 
 
@@ -559,22 +600,22 @@ async def _cancel_after(event: anyio.Event, scope: anyio.CancelScope) -> None:
 
 
 def _directory_of(settings: Settings) -> Path:
-    """Return the state directory, absolute."""
-    # Spark and its workers, whose working folders are others, are given paths below it.
+    """Return the state directory as an absolute path."""
+    # Spark and its workers get paths below it and run in other working directories.
     return Path(settings.state_dir).absolute()
 
 
 def _empty_scratch(scratch: Path) -> None:
-    """Remove what an earlier process left in scratch."""
+    """Remove everything that an earlier process left in the scratch directory."""
     scratch.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     for place in scratch.iterdir():
-        # persist uses that folder already, and empties it itself.
+        # `persist` is already using this folder and empties it itself.
         if place.name != "persist":
             shutil.rmtree(place, ignore_errors=True)
 
 
 def _state_locations(settings: Settings) -> str:
-    """Return the places of the state, for the log."""
+    """Return where the state is (directory and URLs without credentials), for the log."""
     urls = [without_user(url) for url in (settings.blob_url, settings.consensus_url) if url]
     return ", ".join([settings.state_dir, *urls])
 
@@ -583,12 +624,15 @@ def _state_locations(settings: Settings) -> str:
 
 _WILDCARDS: Final = ("0.0.0.0", "::")
 _REMOVAL_SECONDS: Final = 2.0
-"""Time for the removal of the registration; what stays is tried in vain, and may be dropped."""
+"""Timeout for removing the registration at the end. Controllers try a registration that is left
+over in vain until it is dropped."""
 
 
 def advertised_address(bound: Place, settings: Settings) -> str:
-    """Return the address by which controllers reach a listener. Raises `BadSettings` for one that
-    listens everywhere and does not say where it is.
+    """Return the address at which controllers can reach a listener.
+
+    Raises `BadSettings` if the listener is bound to a wildcard address and `cluster_advertise` is
+    not set.
 
     >>> advertised_address(Place("10.0.0.2", 6875), Settings())
     '10.0.0.2:6875'
@@ -598,14 +642,15 @@ def advertised_address(bound: Place, settings: Settings) -> str:
     host = settings.cluster_advertise or bound.host
     if not bound.is_unix and host in _WILDCARDS:
         raise BadSettings(
-            f"cluster_listen = {bound}: controllers cannot dial {host}; set cluster_advertise to"
-            " the name or address of this machine"
+            f"cluster_listen = {bound}: controllers cannot connect to {host}; set cluster_advertise"
+            " to the name or address of this machine"
         )
     return str(bound if bound.is_unix else replace(bound, host=host))
 
 
 def storage_address(settings: Settings) -> Place:
-    """Return where the storage half listens: as the settings say, else beside the compute half."""
+    """Return the address on which the storage half listens: `storage_listen`, or by default the
+    host of the compute half with a free port (a Unix socket: its path plus ``.storage``)."""
     if settings.storage_listen:
         return Place.parse(settings.storage_listen, "storage_listen")
     compute = Place.parse(settings.cluster_listen, "cluster_listen")
@@ -615,12 +660,12 @@ def storage_address(settings: Settings) -> Place:
 
 
 class ReplicaService(Service):
-    """One replica in a process of its own; it is used as a `Service` is.
+    """One replica in a process of its own; used like a `Service`.
 
     It opens the stores without taking them over (`persist.replica_fence`), serves both halves of
-    the replica protocol, and registers its address, by which a controller finds it. A crash of one
-    of its actors ends the process, for whoever restarts it: the other replicas and the controller
-    see only a lost connection.
+    the replica protocol, and registers its address so that a controller finds it. If one of its
+    actors crashes, the process ends and must be restarted from outside; the controller and the
+    other replicas only see a lost connection.
     """
 
     @property
@@ -634,8 +679,8 @@ class ReplicaService(Service):
         settings, clock = self.settings, self._clock
         fence = persist.commanded
         assert fence is not None, "the settings name the role"
-        # Before the engine starts: an address that is in use, or that nobody can dial, fails at
-        # once.
+        # Before the engine starts, so that an address fails at once if it is in use or if no
+        # controller could connect to it.
         listener = self._cluster_listener = await bind_listener(settings.cluster_listen, settings)
         stack.push_async_callback(listener.aclose)
         name = advertised_address(listener.address, settings)
@@ -659,7 +704,7 @@ class ReplicaService(Service):
         await self._register(stack, persist, name, storage)
         connected = check_owner(fence)
         self._readiness = ReadinessCheck(persist, connected, executor, clock, settings)
-        # First of all when it stops: no set waits for a controller any more.
+        # When the process stops this runs first: compare-and-sets stop waiting for a controller.
         stack.callback(fence.leave)
 
     async def _register(
@@ -696,6 +741,6 @@ class ReplicaService(Service):
 
 
 def service_of(settings: Settings, **given: Any) -> Service:
-    """Return the service of the role that the settings name; `given` as `Service` takes it."""
+    """Return the service for the role in the settings; `given` is passed on to its constructor."""
     kind = ReplicaService if settings.role == "replica" else Service
     return kind(settings, **given)

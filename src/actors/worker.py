@@ -1,25 +1,24 @@
-"""The worker: performs the effects of its state machine (`compute.state`).
+"""The worker: performs the effects that its state machine (`compute.state`) decides on.
 
-Each of N workers owns a partition of every index, its fetch tasks, and some of the listen tasks.
-Worker 0 also puts the client's commands into the one order (`sequencer`), and owns the dataflow
-actors.
+Each of the N workers owns a partition of every index, its fetch tasks, and some of the listen
+tasks. Worker 0 also sequences the client's commands (`sequencer`) and owns the dataflow actors.
 
-Sends that wait for room form an acyclic graph, so no cycle of actors can deadlock::
+The sends that may wait for room form an acyclic graph, so actors cannot deadlock::
 
     connection → adapter i → worker i
     worker 0 → worker i (i > 0);  worker 0 → dataflow → listen and fetch tasks, executor
 
-All other messages use `ActorAddress.reply`, in reserved room that is bounded:
+All other messages use `ActorAddress.reply`, which never waits. Their number is bounded otherwise:
 
-- worker 0 → worker 0: an ordered command, one for each proposal;
+- worker 0 → worker 0: one ordered command for each proposal;
 - dataflow → worker: one `StartInputs` for each incarnation; one `InstallUpdates` or `EmitBatch`
-  until `Installed` or `BatchEmitted`; progress and status once a step;
+  until `UpdatesInstalled` or `BatchEmitted`; progress and status once a step;
 - task → dataflow: bounded by grants and requested fetches;
 - worker → adapter: a window (`compute.outbox`), reopened by `ResponsesForwarded`;
 - a worker's own effects: one result each.
 
-A drop stops the dataflow on worker 0, which then informs the other workers (`DataflowStopped`);
-each stops its tasks and removes its partition, and only then reports the end.
+Dropping a dataflow stops it on worker 0, which then informs the other workers (`DataflowStopped`).
+Each worker stops its tasks and removes its partition, and only then reports the end.
 """
 
 from __future__ import annotations
@@ -72,12 +71,12 @@ from actors.replica.compute.rendering import (
     DataflowStopped,
     FromDataflow,
     IndexTurn,
-    InsertAgain,
     InstallFinished,
     MaintenanceDue,
     MaintenanceFinished,
     PeekFinished,
-    SpawnAgain,
+    RespawnDue,
+    RetryInsertion,
     TaskEnded,
     TasksStopped,
     TasksTurn,
@@ -96,27 +95,31 @@ from actors.runtime.telemetry import WORKER_EMIT
 log = logging.getLogger("penstock.worker")
 
 REPLACED_LOGGED_MAX: Final = 64
-"""Number of replaced dataflows of a reconciliation that are logged with both plans."""
+"""Number of a reconciliation's replaced dataflows that are logged with both plans."""
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
     """Statistics of a worker at one moment."""
 
     rendered: int
+    """Number of dataflows that run here."""
     dropping: int
+    """Number of dropped dataflows that have not stopped yet."""
     peeks: int
+    """Number of unanswered peeks."""
     responses_waiting: int
+    """Number of responses that wait for the window."""
     commands_ignored: int
     commands_applied: int
     dataflows_reused: int = 0
-    """Number of dataflows kept by all reconciliations."""
+    """Number of dataflows kept by all reconciliations so far."""
     dataflows_replaced: tuple[tuple[str, int], ...] = ()
-    """Number of dataflows replaced, by flag (`compute.reconciliation`); one dataflow may have
-    several."""
+    """Number of dataflows replaced, by flag (`compute.reconciliation`). One dataflow may have
+    several flags."""
     indexes: tuple[IndexStatistics, ...] = ()
-    """Statistics of this worker's partitions."""
+    """Statistics of this worker's index partitions."""
     stashed: int = 0
-    """Number of blobs of results that this worker wrote and has not removed."""
+    """Number of blobs of stashed results that this worker wrote and has not removed."""
     replica: str = ""
     """Name of the worker's replica."""
 
@@ -145,7 +148,7 @@ WorkerMessage: TypeAlias = (
 
 
 class Worker(Actor[WorkerMessage]):
-    """Worker `index` of `count`.
+    """Worker number `index` of `count`.
 
     `workers`, and for each half `adapters` and `windows` (of commands), hold those of all workers
     by index; they may be filled after construction, before the first message. `propose` puts a
@@ -193,8 +196,10 @@ class Worker(Actor[WorkerMessage]):
             settings.responses_in_flight_max, settings.subscribe_inflight_bytes_max
         )
         self._renderings: dict[int, DataflowRendering] = {}
+        """The dataflows on this worker by rendering number, until they have stopped."""
         self._parked: dict[int, dict[str, FromDataflow]] = {}
-        """Latest message of each kind from dataflows that this worker has not rendered yet."""
+        """Latest message of each kind from dataflows that this worker has not rendered yet; handled
+        when it renders them."""
         self._logs = WorkerLogs(
             self._state, self._renderings, settings.log_rows_max, factory.shared, replica
         )
@@ -202,9 +207,10 @@ class Worker(Actor[WorkerMessage]):
         self._connectors = connectors
         self._windows = windows
         self._storage: StorageHalf | None = None
+        """The storage half, created by `on_start` if there are connectors."""
 
     async def on_start(self) -> None:
-        """Create the parts that need the context, and start the maintenance timer."""
+        """Create the parts that need the actor's context, and start the maintenance timer."""
         context = WorkerContext(
             self.ctx,
             self._index,
@@ -220,8 +226,8 @@ class Worker(Actor[WorkerMessage]):
         self._tasks = InputTasks(context)
         self._installs = IndexInstaller(context)
         self._peeking = PeekRunner(context, self._persist, self._logs)
-        # One worker does it for all. Other processes' results are on their way where there are
-        # other replicas.
+        # Worker 0 clears the stash for all workers. A replica process leaves it alone: results of
+        # other replicas may still be on their way to a client.
         if self._index == 0 and self._persist.commanded is None:
             self._peeking.clear_stash()
         self._children = DataflowChildren(context, self._tasks, self._state.commands_for)
@@ -240,20 +246,20 @@ class Worker(Actor[WorkerMessage]):
                 self._windows["storage"][self._index] if self._windows else None,
             )
             self._storage.begin()
-            self._logs.beside = self._storage.rows
+            self._logs.storage_rows = self._storage.rows
 
     async def receive(self, message: WorkerMessage) -> None:
-        """Handle one message and send the responses that have room to the adapter."""
+        """Handle one message, then send the adapter the responses that fit its window."""
         match message:
             case TaggedCommand(half="compute"):
                 effects = self._state.handle(message)
                 for effect in effects:
                     await self._perform(effect)
-                # Without a proposal the command needs no place in the order.
+                # Without a proposal the command is not sequenced.
                 if not effects:
                     self._release_window()
             case SequencedCommand(command=command):
-                # A traced peek travels alone.
+                # A traced peek is never part of a batch.
                 if isinstance(command, Peek):
                     self._peeking.keep_context(command.uuid)
                 for effects in self._state.steps(message):
@@ -273,11 +279,11 @@ class Worker(Actor[WorkerMessage]):
                 await self._feed(message.done)
             case ClientGone(half="compute"):
                 await self._feed(e.ComputeClientLost(message.nonce))
-            case InstallFinished() | InsertAgain() | MaintenanceFinished():
+            case InstallFinished() | RetryInsertion() | MaintenanceFinished():
                 await self._installs.turn(message)
             case TasksStopped() | TaskEnded():
                 self._tasks.turn(message)
-            case DataflowEnded() | SpawnAgain() | DataflowStopped():
+            case DataflowEnded() | RespawnDue() | DataflowStopped():
                 await self._children.turn(message)
             case DataflowRemoved():
                 rendering = self._renderings.pop(message.number, None)
@@ -301,13 +307,13 @@ class Worker(Actor[WorkerMessage]):
         """Restart the maintenance timer if the client configured another interval."""
         wanted_ms = self._state.maintenance_ms or self._settings.maintenance_ms
         if wanted_ms != self._tick_ms:
-            # The new interval counts at once, however long the former was.
+            # The new interval takes effect now, however long the old one was.
             self._tick.cancel()
             self._tick_ms = wanted_ms
             self._tick = self.ctx.after(wanted_ms, MaintenanceDue())
 
     def _release_window(self) -> None:
-        """Release the lane: a compute command was sequenced, or needs no place in the order."""
+        """Release the flow window: a compute command was sequenced, or need not be."""
         if self._windows:
             self._windows["compute"][self._index].done()
 
@@ -369,7 +375,7 @@ class Worker(Actor[WorkerMessage]):
             await self._from_dataflow(parked)
 
     def _drop(self, rendering: DataflowRendering) -> None:
-        # First: no read may find a partition that is being removed.
+        # First of all, so that no read finds a partition that is being removed.
         if rendering.index is not None:
             self._partitions.take(rendering.id, self._index, rendering.index)
         self._children.drop(rendering)
@@ -377,7 +383,7 @@ class Worker(Actor[WorkerMessage]):
     def _note_reconciliation(self, done: e.LogReconciliation) -> None:
         """Count a reconciliation, and log it on worker 0."""
         self._logs.reconciliation.note(done)
-        # All workers decide alike, so one logs for all.
+        # All workers reach the same decision, so one logs for all.
         if self._index != 0:
             return
         measure(RECONCILED_REUSED, done.reused)
@@ -385,7 +391,7 @@ class Worker(Actor[WorkerMessage]):
             for flag in each.flags:
                 measure(RECONCILED_REPLACED, 1, flag.value)
         log.info(
-            "client %s: %d dataflows reused, %d created (%d of them in place of one that ran), "
+            "client %s: %d dataflows reused, %d created (%d of them replace a running one), "
             "%d dropped",
             done.nonce,
             done.reused,
@@ -403,7 +409,7 @@ class Worker(Actor[WorkerMessage]):
             )
 
     def _with_span_context(self, emit: EmitBatch) -> EmitBatch:
-        """Return the batch with the context of this worker's span."""
+        """Return the batch with the trace context of this worker's span."""
         batch = emit.batch
         with span_below(batch.traceparent, WORKER_EMIT) as opened:
             if opened is None:
@@ -419,17 +425,17 @@ class Worker(Actor[WorkerMessage]):
         number, message = signed.number, signed.message
         rendering = self._renderings.get(number)
         if rendering is None:
-            # Worker 0 rendered it first: this worker's command is still to come.
+            # Worker 0 rendered it first; the command has not reached this worker yet.
             if number > self._state.last_number:
                 self._parked.setdefault(number, {})[type(message).__name__] = signed
             return
-        # Only the end of a dropped dataflow is reported, once it has stopped.
+        # Of a dropped dataflow only the end is reported, once it has stopped.
         if rendering.dropping:
             return
         if self._index != 0:
-            # Only worker 0 spawns the actor: the others learn its address from its messages.
+            # Only worker 0 spawns the actor; the others learn its address from its messages.
             rendering.dataflow = signed.dataflow
-        # A message of an actor that has crashed since.
+        # Ignore a message of an actor that has crashed since.
         elif rendering.dataflow is not signed.dataflow:
             return
         match message:
@@ -485,7 +491,7 @@ class Worker(Actor[WorkerMessage]):
             yield from self._storage.measures(self._replica)
 
     def describe(self) -> str:
-        """Return the worker's client and contents, as text for people."""
+        """Describe the client, the dataflows and what waits, for operators."""
         state = self._state
         client = f"client {state.nonce}" if state.connected else "no client"
         stage = ", initializing" if state.incoming is not None else ""

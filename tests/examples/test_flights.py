@@ -164,9 +164,9 @@ def test_long_ticks_fold_several_facts_into_one(source: flights.FlightTables) ->
 @pytest.mark.parametrize(
     ("start", "days", "tick", "text"),
     [
-        (date(2013, 2, 1), 0, 60, "days = 0"),
-        (date(2013, 2, 1), 1, 0, "tick_minutes = 0"),
-        (date(2014, 2, 1), 1, 60, "the data are of 2013"),
+        (date(2013, 2, 1), 0, 60, "invalid days 0"),
+        (date(2013, 2, 1), 1, 0, "tick_minutes 0"),
+        (date(2014, 2, 1), 1, 60, "expected days of 2013"),
     ],
 )
 def test_refuses_what_is_not_there(
@@ -177,5 +177,5 @@ def test_refuses_what_is_not_there(
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidUsage, match="cannot be read"):
+    with pytest.raises(InvalidUsage, match="cannot read the flights"):
         flights.read(tmp_path)

@@ -108,7 +108,7 @@ def test_the_line_shows_progress_and_lag(board: DemoBoard) -> None:
 def test_a_view_without_status_is_being_made(board: DemoBoard) -> None:
     out = io.StringIO()
     Console(file=out, width=120).print(DemoBoard(VIEWS, board.stream, 0.0).picture(1.0))
-    assert out.getvalue().count("being made") == 3
+    assert out.getvalue().count("creating") == 3
 
 
 def test_step_times_are_taken_once_a_step(board: DemoBoard) -> None:

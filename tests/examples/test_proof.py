@@ -51,14 +51,14 @@ def test_columns_and_types_count_too() -> None:
     right = bag(("a", 1.0))
     assert "columns are" in proof.differences(right, right.rename_columns(["x", "mean"]))[0]
     other = right.set_column(1, "mean", right["mean"].cast(pa.float32()))
-    assert proof.differences(right, other) == ["column mean is float, and should be double"]
+    assert proof.differences(right, other) == ["column mean is float: expected double"]
 
 
 def test_a_long_list_is_cut() -> None:
     found = bag(*((f"r{number}", 0.0) for number in range(20)))
     lines = proof.differences(bag(), found)
     assert len(lines) == proof.SHOWN_MAX + 1
-    assert lines[-1] == "and 15 rows more"
+    assert lines[-1] == "and 15 more rows"
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
-"""Views of Spark's functions over bad operands: each has contents or a definite error, at once.
+"""Views of Spark's functions over bad operands: each must have contents or a definite error.
 
 A documented example (`SELECT sequence(1, 5, 2)`) becomes a view of a table that has a column for
-each constant of the example, with the example's values in its row. Then a row of bad operands
-comes, and goes. After each step the view equals plain Spark's answer, or is in error where plain
-Spark raises one; no step fails in another way.
+each constant of the example, and a row with the example's values. Then a row of bad operands is
+inserted, and deleted again. After each step the view must equal plain Spark's answer, or be in
+error if plain Spark raises one. A step must not fail in any other way.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ _ORDERED: Final = re.compile(
     r"\b(?:collect_list|array_agg|listagg|string_agg|first|first_value|last|last_value|any_value"
     r"|max_by|min_by|mode|skewness|kurtosis|std\w*|var\w*|corr|covar\w*|regr\w*)\("
 )
-"""Aggregates by the order of rows, of which plain Spark's answer is one of many."""
+"""Aggregates that depend on the order of rows, so that plain Spark's answer is one of many."""
 _DECIMAL: Final = "decimal(38,18)"
 BAD: Final[dict[str, tuple[Any, ...]]] = {
     "string": ("", "x", "(", "[", "%", "%z", "\\", "9999-99-99", "-1", "\u00e9\ud7ff", "{", None),
     "int": (0, -1, -(2**31), 99_999, None),
     _DECIMAL: (Decimal(0), Decimal("-0.5"), Decimal("9999999999999999999.9999"), None),
 }
-"""Operands by type. Without 2^31 - 1: `repeat` and its like would fill the engine's memory."""
+"""Operands by type. Without 2^31 - 1, because `repeat` and the like would fill the engine's
+memory."""
 WHOLE_MAX: Final = 12
-"""Texts that are tried for one example, until Spark accepts one of them."""
+"""Number of texts to try for one example until Spark accepts one."""
 
 
 class OperandView(msgspec.Struct, frozen=True):
-    """A view's text over the table `t`, and the row that the example has."""
+    """The text of a view over the table `t`, and the row with the example's values."""
 
     sql: str
     schema: TableSchema
@@ -54,7 +55,7 @@ class OperandView(msgspec.Struct, frozen=True):
 
 
 def draw_row(schema: TableSchema, good: Sequence[Any], random: Random) -> tuple[Any, ...]:
-    """Return the row with one or several operands that are bad."""
+    """Return the row with one or several bad operands."""
     places = random.sample(range(len(good)), random.randint(1, len(good)))
     row = list(good)
     for place in places:
@@ -63,7 +64,7 @@ def draw_row(schema: TableSchema, good: Sequence[Any], random: Random) -> tuple[
 
 
 def draw_views(example: str, random: Random) -> Iterator[OperandView]:
-    """Yield views of an example (without its SELECT), the one of most operands first.
+    """Yield views of an example (given without its SELECT), the one with the most operands first.
 
     >>> view = next(draw_views("sequence(1, 5)", Random(1)))
     >>> view.sql, view.good
@@ -101,7 +102,7 @@ def _shown(listed: str, names: Sequence[str], constants: Sequence[str]) -> Itera
     columns = tuple(
         TableColumn(name, kinds[type(value)]) for name, value in zip(names, values, strict=True)
     )
-    for shown in ("{}", "CAST({} AS string)"):  # what cannot be stored is shown as a text
+    for shown in ("{}", "CAST({} AS string)"):  # show what cannot be stored as text
         sql = f"SELECT {shown.format(listed)} AS r FROM t"
         yield OperandView(sql, TableSchema(columns), values)
 
@@ -114,18 +115,18 @@ def _value(constant: str) -> str | int | Decimal:
 
 
 class OperandCheck:
-    """Makes views of examples in an engine, and judges them."""
+    """Creates views of examples in an engine, and judges them."""
 
     def __init__(self, engine: EngineCaller, random: Random) -> None:
         self._engine = engine
         self._random = random
         self.views = self.in_error = 0
-        """Views that were judged, and bad rows that were an error."""
+        """Number of views that were judged, and of bad rows that were an error."""
         self.wrong: list[str] = []
         self._number = 0
 
     async def judge(self, example: str, rows: int = 3) -> bool:
-        """Make a view of an example and judge it over so many bad rows; return False if Spark
+        """Create a view of an example and judge it with `rows` bad rows. Return False if Spark
         accepts none of its texts as a view."""
         for drawn in draw_views(example, self._random):
             self._number += 1
@@ -154,7 +155,7 @@ class OperandCheck:
         return False
 
     async def _lead(self, drawn: OperandView, view: MaintainedView, bad: tuple[Any, ...]) -> None:
-        """Let the example's row come, then a bad one, which goes again."""
+        """Insert the example's row, then a bad one, which is deleted again."""
         begun: Any = None
         changes = ((drawn.good, 1), (bad, 1), (bad, -1))
         for time, (row, diff) in enumerate(changes, 1):
@@ -166,7 +167,7 @@ class OperandCheck:
                 expected = accumulated(plain, time)
             except DefiniteError:
                 expected = None
-            # Whether try_… catches what it calls depends on how Spark runs it.
+            # Whether try_… catches an error of its operand depends on how Spark evaluates it.
             lenient = expected is None and "try_" in drawn.sql
             assert found == expected or lenient, f"at {time}: {found} in place of {expected}"
             begun = found if time == 1 else begun

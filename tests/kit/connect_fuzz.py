@@ -1,11 +1,11 @@
-"""Plans of Spark Connect's clients, made up and changed so that the gateway may stumble over them.
+"""Random plans of Spark Connect clients, made to break the gateway.
 
-`fuzzed_request` makes the bytes of a request: messages of random fields with names of objects and
-texts of SQL in them, then changed as bytes: cut, spliced, nested, with false lengths, compressed.
-`read_plan` decodes and rewrites them as the gateway does. The outcome is a plan that is rewritten,
-one that is passed on, or a named error; everything else is raised. Pure.
+`fuzzed_request` makes the bytes of a request: messages with random fields, which contain names of
+objects and SQL texts. Then it changes the bytes: cuts, splices, nests, falsifies lengths,
+compresses. `read_plan` decodes and rewrites them as the gateway does. The outcome must be a
+rewritten plan, a plan passed on, or a named error; anything else is raised. Pure.
 
-The suite and the campaign of ``tests/proof/fuzz_connect_plans.py`` share this.
+The test suite and ``tests/proof/fuzz_connect_plans.py`` share this module.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _MAKERS: Final[dict[int, Callable[[Random], Any]]] = {
     17: lambda rng: rng.choice((0, -1)),
     18: lambda rng: rng.choice((0, -1)),
 }
-"""A value for each of protobuf's types that hold no message, by its number."""
+"""A value for each protobuf type that is not a message, by the number of the type."""
 
 
 def resolve_name(parts: tuple[str, ...]) -> str | None:
@@ -96,7 +96,7 @@ def resolve_name(parts: tuple[str, ...]) -> str | None:
 
 
 def fuzzed_request(rng: Random) -> bytes:
-    """Return the bytes of a request, valid or not."""
+    """Return the bytes of a valid or invalid request."""
     request = base_pb2.ExecutePlanRequest(session_id="s")
     if rng.random() < 0.7:
         _fill(request.plan.root, rng, _DEPTH_MAX)
@@ -127,7 +127,7 @@ def _seeds() -> list[bytes]:
 
 
 def _fill(message: Any, rng: Random, depth: int) -> None:
-    """Set some fields of a message, and of the messages in them."""
+    """Set some fields of a message, and of the messages in it."""
     message.SetInParent()
     fields = list(message.DESCRIPTOR.fields)
     for field in rng.sample(fields, min(len(fields), rng.randint(1, _FIELDS_MAX))):
@@ -145,7 +145,7 @@ def _fill_message(message: Any, field: Any, rng: Random, depth: int) -> None:
         return
     value = getattr(message, field.name)
     for each in [value.add() for _ in range(rng.randint(1, 2))] if field.is_repeated else [value]:
-        # `Any` holds bytes of a message that nobody here knows.
+        # `Any` contains the bytes of a message of unknown type.
         if each.DESCRIPTOR.full_name != "google.protobuf.Any":
             _fill(each, rng, depth - 1)
 
@@ -174,7 +174,7 @@ def _fill_value(message: Any, field: Any, rng: Random) -> None:
 
 
 def _nested(data: bytes, rng: Random) -> bytes:
-    """Return a request with a relation so deep that a decoder without bounds overflows."""
+    """Return a request with a relation nested so deeply that an unbounded decoder overflows."""
     limit = relations_pb2.Relation.DESCRIPTOR.fields_by_name["limit"].number
     inner = _seeds()[0]
     for _ in range(rng.choice((40, 99, 101, NESTING_MAX // 2 - 8, NESTING_MAX, 4 * NESTING_MAX))):
@@ -196,7 +196,7 @@ def _varint(value: int) -> bytes:
 
 
 def _compressed(request: Any, rng: Random) -> bytes:
-    """Return a request whose plan is compressed: truly, falsely, or to far too much."""
+    """Return a request with a compressed plan: correctly, incorrectly, or far too large."""
     plain = _encoded(request.plan.root)
     if rng.random() < 0.3:
         plain = mutated(plain, [plain], rng)
@@ -212,12 +212,15 @@ def _compressed(request: Any, rng: Random) -> bytes:
     return _encoded(made)
 
 
-# -- what the gateway makes of them ----------------------------------------------------------------
+# -- what the gateway does with them ---------------------------------------------------------------
 
 
 def read_plan(data: bytes) -> str:
-    """Return what comes of a request: ``refused``, ``passed on`` or ``rewritten``. Raises every
-    error that has no name, and `AssertionError` for a plan that still names what was replaced."""
+    """Return what happens to a request: ``refused``, ``passed on`` or ``rewritten``.
+
+    Raises any error that is not a named one, and `AssertionError` for a plan that still names an
+    object that was replaced.
+    """
     try:
         request = decode_request(base_pb2.ExecutePlanRequest, data, BYTES_MAX)
     except SparkCondition:
@@ -228,13 +231,13 @@ def read_plan(data: bytes) -> str:
         return "passed on"
     bound = bind_names(request, resolve_name, _rows_of, lambda key: ("spark_catalog", "default"))
     left = find_names(bound.message, resolve_name)
-    # Names in texts stay, with relations beside them; a stream's read is refused later.
+    # Names inside SQL texts stay, with relations added; reading a stream is refused later.
     direct = {each for each in found.read if _is_read_directly(bound.message, each)}
     assert not direct, (direct, left)
     try:
         bound.message.SerializeToString()
     except EncodeError:
-        return "refused"  # the message lacks what it must have, which its own server would say
+        return "refused"  # the message lacks a required field, which its own server would report
     return "rewritten"
 
 
@@ -268,7 +271,7 @@ def _is_read_directly(message: Any, key: str) -> bool:
 
 
 def _read_texts(request: Any) -> None:
-    """Read what the gateway reads of a request before it rewrites it."""
+    """Read everything that the gateway reads in a request before it rewrites it."""
     statement = statement_of(request.plan)
     relation = request.plan.root
     if request.plan.command.WhichOneof("command_type") == "sql_command":

@@ -1,16 +1,16 @@
 """Public corpora: the queries of TPC-H, TPC-DS and NEXMark as views, and rows for their tables.
 
-`CORPORA` names each corpus with its tables; `read_queries` reads the texts of a folder, one per
-file, with the comment that describes the query's shape. `make_tables` makes the rows at a scale:
-TPC-H by ``tpchgen-cli``, TPC-DS by ``tpcgen-cli``, NEXMark by our own generator. Below
-`TPCDS_SCALE_MIN` the rows of TPC-DS are a share of that scale's: whole tickets and orders with
-their returns, and those rows of the large dimensions to which these refer.
+`CORPORA` has each corpus with its tables. `read_queries` reads the queries in a folder, one per
+file, with the comment that describes the shape of the query. `make_tables` makes the rows at a
+scale: TPC-H by ``tpchgen-cli``, TPC-DS by ``tpcgen-cli``, NEXMark by a generator of our own. Below
+`TPCDS_SCALE_MIN`, the rows of TPC-DS are a sample of that scale's: complete tickets and orders with
+their returns, and the rows of the large dimensions to which they refer.
 
 Rules
 - The same scale and seed give the same rows.
-- At small scales few rows pass the queries' filters, and an empty view checks little. So every
-  other value of a filtered column of a dimension is one that the queries compare with
-  (`sharpen_values`), and sales of TPC-DS crowd in months and customers.
+- At small scales few rows pass the filters of the queries, and an empty view checks little. So
+  every other value of a filtered column of a dimension is one with which the queries compare
+  (`sharpen_values`), and sales of TPC-DS are concentrated on some months and customers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.kit.tpcds import SCHEMAS as TPCDS
 NEXMARK_EVENTS: Final = 10_000_000
 """Number of events at scale 1."""
 NEXMARK_RATE: Final = 50.0
-"""Events per second of event time, so that few of them fill many windows."""
+"""Events per second of event time; low, so that few events fill many windows."""
 TPCDS_SCALE_MIN: Final = 0.01
 _SHARED_BY: Final = {
     "store_sales": "ss_ticket_number",
@@ -50,21 +50,21 @@ _SHARED_BY: Final = {
     "web_returns": "wr_order_number",
     "inventory": "inv_item_sk",
 }
-"""Tables of facts, and the column by whose values a share of them is taken."""
+"""Fact tables, and the column by which they are sampled."""
 _REFERRED: Final = {
     "date_dim": r"(ss|cs|ws|inv|sr|cr|wr|c_first)_(\w+_)?date_sk",
     "time_dim": r"\w+_time_sk",
     "customer_demographics": r"\w+_cdemo_sk",
     "household_demographics": r"\w+_hdemo_sk",
 }
-"""Dimensions of which only rows with a reference are taken, and the columns that refer to them."""
+"""Dimensions of which only referenced rows are kept, and the columns that refer to them."""
 _KEPT_YEARS: Final = (1998, 2003)
-"""All dates of these years are taken."""
+"""All dates of these years are kept."""
 _HASH: Final = 2_654_435_761
 
 
 class QueryCorpus(NamedTuple):
-    """The queries' tables, and those whose values are sharpened."""
+    """The tables of the queries, and those whose values are sharpened."""
 
     name: str
     tables: Mapping[str, TableSchema]
@@ -72,7 +72,7 @@ class QueryCorpus(NamedTuple):
 
 
 class CorpusQuery(msgspec.Struct, frozen=True):
-    """A view's text; `shape` describes the query in a line."""
+    """The text of a view. `shape` describes the query in one line."""
 
     corpus: str
     name: str
@@ -99,11 +99,11 @@ CORPORA: Final = {
         ),
     )
 }  # fmt: skip
-"""Corpora by name."""
+"""All corpora by name."""
 
 
 def read_queries(folder: Path, corpus: str) -> list[CorpusQuery]:
-    """Return the queries of ``folder/corpus/*.sql`` in order."""
+    """Return the queries in ``folder/corpus/*.sql``, in order."""
     found = []
     for path in sorted((folder / corpus).glob("*.sql")):
         head, _, sql = path.read_text().partition("\n")
@@ -122,17 +122,17 @@ def tables_of(query: CorpusQuery) -> dict[str, TableSchema]:
 def make_tables(
     corpus: str, scale: float, seed: int, scratch: Path, queries: Iterable[CorpusQuery] = ()
 ) -> dict[str, pa.Table]:
-    """Return the rows of all tables in the types of their schemas; blocking.
+    """Make the rows of all tables, in the types of their schemas. Blocks.
 
     Args:
         corpus: Its name in `CORPORA`.
         scale: The benchmark's scale factor; 1 is a gigabyte, or ten million events of NEXMark.
-        seed: Seed of NEXMark's rows, and of the sharpened values.
+        seed: The seed of NEXMark's rows and of the sharpened values.
         scratch: An existing folder for the generator's files.
-        queries: Queries for which the tables are sharpened.
+        queries: The queries for which the tables are sharpened.
 
     Raises:
-        InvalidUsage: The generator is not installed, or the scale is not one that it makes.
+        InvalidUsage: The generator is not installed, or does not support the scale.
     """
     match corpus:
         case "tpch":
@@ -184,11 +184,11 @@ def _nexmark(events: int, seed: int) -> dict[str, pa.Table]:
     }
 
 
-# -- a share of TPC-DS ----------------------------------------------------------------------------
+# -- a sample of TPC-DS ----------------------------------------------------------------------------
 
 
 def _share(tables: Mapping[str, pa.Table], share: float) -> dict[str, pa.Table]:
-    """Take a share of the facts, and the rows of the large dimensions to which they refer."""
+    """Sample the facts, and keep the rows of the large dimensions to which they refer."""
     taken = dict(tables)
     for name, column in _SHARED_BY.items():
         numbers = tables[name][column].to_numpy().astype(np.uint64)
@@ -218,12 +218,13 @@ _MONTH: Final = re.compile(
     r"d_year = (\d+) and (?:\w+\.)?d_moy = (\d+)|d_moy = (\d+) and (?:\w+\.)?d_year = (\d+)"
 )
 CROWD: Final = 40
-"""Customers who have every other sale."""
+"""Customers to whom every other sale is moved."""
 
 
 def _crowded(tables: Mapping[str, pa.Table], texts: Sequence[str]) -> dict[str, pa.Table]:
-    """Move every other date of the facts into months that texts filter by, and every other customer
-    into a crowd. A date or a customer is moved in all tables alike, so that joins still match."""
+    """Move every other date of the facts into months by which queries filter, and every other
+    customer into a small group. A date or customer is moved the same way in all tables, so joins
+    still match."""
     months = {
         (int(found[1] or found[4]), int(found[2] or found[3]))
         for text in texts
@@ -245,7 +246,7 @@ def _crowded(tables: Mapping[str, pa.Table], texts: Sequence[str]) -> dict[str, 
     return made
 
 
-# -- values that the queries ask for --------------------------------------------------------------
+# -- values for which the queries ask --------------------------------------------------------------
 
 _NUMBER: Final = r"-?\d+(?:\.\d+)?"
 _EQUALS: Final = re.compile(rf"(\w+)\s*=\s*('[^']*'|{_NUMBER})")
@@ -255,7 +256,7 @@ _LITERAL: Final = re.compile(rf"'[^']*'|{_NUMBER}")
 
 
 def asked_literals(texts: Iterable[str]) -> dict[str, list[str]]:
-    """Return the literals with which texts compare each name, each once.
+    """Return the literals with which texts compare each name, without duplicates.
 
     >>> asked_literals(["a = 1 and b in ('x', 'y') and a between 3 and 9"])
     {'a': ['1', '3', '9'], 'b': ["'x'", "'y'"]}
@@ -270,7 +271,7 @@ def asked_literals(texts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _values(literals: Iterable[str], column: TableColumn) -> list[Any]:
-    """Return the literals that are values of a column."""
+    """Return those literals that are values of a column's type."""
     if column.type == "string":
         return [literal[1:-1] for literal in literals if literal[0] == "'"]
     numbers = [literal for literal in literals if literal[0] != "'"]
@@ -284,7 +285,7 @@ def _values(literals: Iterable[str], column: TableColumn) -> list[Any]:
 def sharpen_values(
     rows: pa.Table, schema: TableSchema, literals: Mapping[str, Sequence[str]], seed: int
 ) -> pa.Table:
-    """Set every other value of each column that texts filter by to one of their literals."""
+    """Replace every other value of each column by which texts filter with one of their literals."""
     random = np.random.default_rng([seed, *schema.names[0].encode()])
     for index, column in enumerate(schema.columns):
         values = _values(literals.get(column.name, ()), column)

@@ -1,19 +1,19 @@
-"""A grammar fuzzer: makes up view scripts over the engine's rules, from a seed.
+"""A grammar fuzzer: makes random view scripts over the engine's rules, from a seed.
 
 `make_case` returns a `FuzzCase`: some tables, a few views and explicit changes, which
-`FuzzCase.text` writes as a view script. Queries are typed while they are written, so that nearly
-all of them are valid Spark SQL. They take any of the rules, nested to a depth: projections, filters
-in three-valued logic, inner joins with residuals, outer, semi and anti joins, EXISTS and IN, UNION
+`FuzzCase.text` writes as a view script. Queries are typed while they are written, so nearly all of
+them are valid Spark SQL. They combine all rules, nested to some depth: projections, filters in
+three-valued logic, inner joins with residuals, outer, semi and anti joins, EXISTS and IN, UNION
 ALL, UNION, DISTINCT, groupings with every aggregate and FILTER, HAVING, global aggregates,
-aggregates below joins and of aggregates, derived tables and table expressions, views on views. Most
-faults show in small views, and a plan grows by a multiple with each operator over another: so most
-views have up
-to three operators, and one of `DEEP_EVERY` has more.
+aggregates below joins and of aggregates, derived tables, table expressions, and views on views.
+Most bugs show in small views, and a plan multiplies with each operator above another. So most views
+have up to three operators, and one of `DEEP_EVERY` has more.
 
-Rules: values come from domains so small that rows meet, groups come and go, and NULLs abound;
-changes delete present rows, repeat rows, touch one row several times at a time, and leave times
-empty. Tables have 1 to `WIDE_COLUMNS_MAX` columns, and some scripts many changes per time. Doubles
-are returned and never compared: their last bits depend on the order of rows.
+Rules: values come from such small domains that rows match, groups come and go, and NULLs are
+frequent. Changes delete existing rows, repeat rows, touch a row several times at the same
+timestamp, and leave timestamps without changes. Tables have 1 to `WIDE_COLUMNS_MAX` columns, and
+some scripts have many changes per timestamp. Doubles are returned but never compared, because their
+last bits depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -40,39 +40,41 @@ DOMAINS: Final[dict[str, tuple[str, ...]]] = {
         "timestamp '2013-01-01 00:13:00'",
     ),
 }
-"""Values by type. Timestamps are few, and only used by grammars that have them (`fuzz_spark`)."""
+"""Values by type. Timestamps are few, and only used by grammars that support them
+(`fuzz_spark`)."""
 NULLS: Final = 0.22
 OPERATORS: Final = (1, 1, 1, 2, 2, 2, 3)
-"""Most joins, groupings, unions and subqueries of a view; one of these is drawn."""
+"""Most joins, groupings, unions and subqueries of a view; one of these numbers is drawn."""
 NARROW_EVERY: Final = 16
 WIDE_EVERY: Final = 24
 WIDE_COLUMNS_MAX: Final = 200
 WHOLE: Final = ("int", "bigint")
 WIDE_JOINS: Final = 0.06
-"""Share of views that join a relation to a table by its key, and sum by that one's columns."""
+"""Fraction of views that join a relation to a table by its key and aggregate by that table's
+columns."""
 KEYED_EVERY: Final = 3
-"""One of so many tables has a PRIMARY KEY."""
+"""One of this many tables has a PRIMARY KEY."""
 MANY_EVERY: Final = 12
-"""One of so many scripts has many changes per time."""
+"""One of this many scripts has many changes per timestamp."""
 DEEP: Final = (3, 4, 5, 6)
 DEEP_EVERY: Final = 10
 
 
 class FuzzColumn(msgspec.Struct, frozen=True):
-    """A column as an expression names it, and its type."""
+    """A column as expressions refer to it, and its type."""
 
     ref: str
     type: str
 
     @property
     def name(self) -> str:
-        """Return the name without the relation's alias; in backticks if it is so in `ref`."""
+        """Return the name without the alias of the relation, in backticks if `ref` has them."""
         quoted = self.ref.endswith("`")
         return self.ref[self.ref.rindex("`", 0, -1) :] if quoted else self.ref.rsplit(".", 1)[-1]
 
 
 class FuzzTable(msgspec.Struct, frozen=True):
-    """A table, or anything else that a FROM may name."""
+    """A table, or anything else that a FROM clause may name."""
 
     name: str
     columns: tuple[FuzzColumn, ...]
@@ -81,7 +83,7 @@ class FuzzTable(msgspec.Struct, frozen=True):
 
 
 class FuzzChange(msgspec.Struct, frozen=True):
-    """One line of a script: `count` is negative for deletes."""
+    """One change of a script; `count` is negative for deletes."""
 
     time: int
     table: str
@@ -90,7 +92,7 @@ class FuzzChange(msgspec.Struct, frozen=True):
 
 
 class FuzzCase(msgspec.Struct, frozen=True):
-    """A made-up script."""
+    """A random script."""
 
     tables: tuple[FuzzTable, ...]
     views: tuple[tuple[str, str], ...]
@@ -122,7 +124,7 @@ class FuzzCase(msgspec.Struct, frozen=True):
 def make_case(
     seed: int, number: int, views: int = 4, grammar: type[QueryWriter] | None = None
 ) -> FuzzCase:
-    """Return script number `number` of a seed in a grammar; always the same."""
+    """Return script `number` of a seed in a grammar. It is always the same."""
     pick = random.Random(f"{seed}/{number}")
     made_of = grammar or QueryWriter
     keys = random.Random(f"{seed}/{number} keys")
@@ -177,7 +179,7 @@ def _changes(
                 made.append(FuzzChange(time, table.name, row, -1))
                 if dice < 0.25:
                     continue
-                if dice < 0.3:  # gone and back at one time
+                if dice < 0.3:  # inserted and deleted at the same timestamp
                     rows.append(row)
                     made.append(FuzzChange(time, table.name, row, 1))
                     continue
@@ -205,12 +207,12 @@ def _value(pick: random.Random, kind: str) -> str:
 
 
 class QueryWriter:
-    """Writes queries over the tables it knows; a grammar of more constructs is a subclass."""
+    """Writes queries over the tables it knows. Subclasses add constructs to the grammar."""
 
     types: ClassVar[Sequence[str]] = TYPES
     """Types of the columns of tables."""
     glues: ClassVar[Sequence[str]] = (" union all ", " union all ", " union ")
-    """Words between the branches of a union."""
+    """Keywords between the branches of a union."""
 
     def __init__(self, pick: random.Random, tables: list[FuzzTable]) -> None:
         self.tables = tables
@@ -219,7 +221,7 @@ class QueryWriter:
         self._operators = 0
 
     def view(self) -> tuple[str, tuple[FuzzColumn, ...]]:
-        """Return a view's text and its columns."""
+        """Return the text of a view, and its columns."""
         deep = self._pick.randrange(DEEP_EVERY) == 0
         self._operators = self._pick.choice(DEEP if deep else OPERATORS)
         dice = self._pick.random()
@@ -236,7 +238,7 @@ class QueryWriter:
         return self._select(self._pick.choice((0, 1, 1, 1, 2)))
 
     def _may(self) -> bool:
-        """Take one operator of the view's budget; return whether one was left."""
+        """Take one operator from the view's budget. Return whether one was left."""
         self._operators -= 1
         return self._operators >= 0
 
@@ -298,7 +300,7 @@ class QueryWriter:
         return f"r{self._aliases}"
 
     def _relation(self, depth: int, first: FuzzTable | None = None) -> tuple[str, list[FuzzColumn]]:
-        """Return (text with alias, columns) of a relation."""
+        """Return the text of a relation with its alias, and its columns."""
         alias = self._alias()
         if first is None and depth > 0 and self._pick.random() < 0.3:
             if self._pick.random() < 0.25:
@@ -327,7 +329,7 @@ class QueryWriter:
 
     def _on(self, left: Sequence[FuzzColumn], right: Sequence[FuzzColumn]) -> str:
         pick = self._pick
-        if pick.random() < 0.04:  # no equality between the sides
+        if pick.random() < 0.04:  # no equality between the two sides
             return self._test(pick.choice((left, right, [*left, *right])), 1)
         pairs = self._pairs(left, right)
         plain = [(a, b) for a, b in pairs if a.name[0] in "kgx" and b.name[0] in "kgx"]
@@ -365,7 +367,7 @@ class QueryWriter:
         return text, columns
 
     def _subquery(self, columns: Sequence[FuzzColumn]) -> str:
-        """Return a predicate with a subquery; empty when no columns can be compared."""
+        """Return a predicate with a subquery; "" if no columns can be compared."""
         pick = self._pick
         alias = self._alias()
         table = pick.choice(self.tables)
@@ -478,7 +480,7 @@ class QueryWriter:
         return f"not ({test})" if pick.random() < 0.2 else test
 
     def _aggregate(self, columns: Sequence[FuzzColumn]) -> tuple[str, str]:
-        """Return (text, type) of an aggregate; decimals that widened are cast back."""
+        """Return the text and type of an aggregate. Decimals that became wider are cast back."""
         pick = self._pick
         plain = [column for column in columns if column.type != "double"]
         column = pick.choice(plain) if plain else FuzzColumn("1", "int")
@@ -492,8 +494,8 @@ class QueryWriter:
         return text, kind
 
     def _wide_join(self, few: FuzzTable) -> tuple[str, tuple[FuzzColumn, ...]]:
-        """Return a grouping of one relation by columns of a table that it is joined to by its
-        key."""
+        """Return a grouping of a relation by columns of a table to which it is joined by the
+        table's key."""
         pick = self._pick
         many = pick.choice([t for t in self.tables if any(c.type in WHOLE for c in t.columns)])
         left, columns = self._relation(0, many)

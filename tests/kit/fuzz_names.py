@@ -1,8 +1,8 @@
-"""Odd names for made-up scripts, as users give them to their tables and columns.
+"""Odd names for random scripts, such as users give to their tables and columns.
 
-`with_odd_names` gives a case's tables, views and columns other names, all quoted: keywords, names
-of functions, capitals, spaces, signs, letters beyond ASCII. Names of one case differ in more than
-capitals. Aliases stay as they are.
+`with_odd_names` renames the tables, views and columns of a case. All names are quoted: keywords,
+names of functions, capitals, spaces, punctuation, letters beyond ASCII. The names of one case
+differ in more than case. Aliases are not changed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ODD_NAMES: Final = (
     "s0", "h0", "r0", "i0", "i0_k", "o_x", "diff", "time", "error", "weight", "value", "temp", "id",
 )  # fmt: skip
 _OWN: Final = re.compile(r"'[^']*'|\b(?:[kg]|[caxktv]\d+|cte)\b")
-"""Matches a text in quotes, or a name of the fuzzer's own."""
+"""Matches a text in quotes, or a name made by the fuzzer."""
 
 
 def with_odd_names(case: FuzzCase, pick: random.Random) -> FuzzCase:
-    """Return the same case by other names."""
+    """Return the same case with other names."""
     names = list(ODD_NAMES)
     pick.shuffle(names)
     free = list({name.lower(): name for name in names}.values())

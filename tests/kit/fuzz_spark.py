@@ -1,15 +1,17 @@
-"""The grammar of made-up views on Spark: constructs that only Spark's own plans make incremental.
+"""The grammar of random views on Spark: adds constructs that only Spark's own plans make
+incremental.
 
-`SparkWriter` writes all that `fuzz.QueryWriter` does, and window functions of several partitions
-with filters by rank, GROUPING SETS, ROLLUP and CUBE with `grouping_id()`, INTERSECT and EXCEPT,
-LATERAL VIEW and generators in the list, first rows by a total order, tumbling and hopping windows
-of time, scalar subqueries, IN and EXISTS inside expressions, joins without an equality, table
-expressions that are read several times, and several DISTINCT aggregates in one grouping.
+`SparkWriter` writes everything that `fuzz.QueryWriter` does, and in addition: window functions over
+several partitions with filters by rank, GROUPING SETS, ROLLUP and CUBE with `grouping_id()`,
+INTERSECT and EXCEPT, LATERAL VIEW and generators in the select list, first rows by a total order,
+tumbling and hopping time windows, scalar subqueries, IN and EXISTS inside expressions, joins
+without an equality, table expressions that are read several times, and several DISTINCT aggregates
+in one grouping.
 
-Rules: no text leaves Spark a choice, so that plain Spark's answer is the only right one. If a
-function depends on which of two rows comes first, the order is of all columns: rows that it leaves
-equal are equal. Doubles, whose last bits depend on the order of rows, are never ordered by, nor
-handed to such a function. A text that Spark rejects is refused as a view, too, and costs little.
+Rules: no query leaves Spark a choice, so plain Spark's answer is the only right one. If a function
+depends on which of two rows comes first, the order is over all columns, so rows that it leaves
+equal are identical. Doubles, whose last bits depend on the order of rows, are never used in an
+order or in such a function. A query that Spark rejects is also refused as a view, and costs little.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from tests.kit.fuzz import DOMAINS, NUMBERS, TYPES, FuzzColumn, FuzzTable, Query
 
 WHOLE: Final = ("int", "bigint")
 SHAPE: Final = 0.4
-"""Probability that a query is one of the shapes of this file."""
+"""Probability that a query has one of the shapes of this file."""
 ORDERED_COLUMNS_MAX: Final = 8
-"""Most columns of a total order; of a wider relation a few columns are ordered."""
+"""Most columns of a total order; for a wider relation a few of its columns are ordered."""
 Query = tuple[str, tuple[FuzzColumn, ...]]
 
 
@@ -32,7 +34,7 @@ def _comparable(columns: Sequence[FuzzColumn]) -> list[FuzzColumn]:
 
 
 class SparkWriter(QueryWriter):
-    """Writes queries of every construct that is maintained incrementally on Spark."""
+    """Writes queries with every construct that is maintained incrementally on Spark."""
 
     types: ClassVar[Sequence[str]] = (*TYPES, "timestamp")
     glues: ClassVar[Sequence[str]] = (
@@ -40,15 +42,14 @@ class SparkWriter(QueryWriter):
     )  # fmt: skip
 
     def view(self) -> Query:
-        """Return a view's text and its columns."""
+        """Return the text of a view, and its columns."""
         if self._pick.random() < 0.12:
             self._operators = 3
             return self._read_twice()
         return super().view()
 
     def _read_twice(self) -> Query:
-        """Return a query with a table expression that the query and all of its subqueries may
-        read."""
+        """Return a query with a table expression that the query and all its subqueries may read."""
         kept = self._pick.random() < 0.4
         inner, columns = self._names_kept() if kept else self._select(self._pick.choice((0, 1)))
         outside = self.tables
@@ -64,7 +65,7 @@ class SparkWriter(QueryWriter):
         return f"{head} {outer}", made
 
     def _names_kept(self) -> Query:
-        """Return a query of a table's columns under their own names, or of its groups by them."""
+        """Return a query of a table's columns under their own names, or of groups by them."""
         pick = self._pick
         table = pick.choice(self.tables)
         columns = [FuzzColumn(column.name, column.type) for column in table.columns]
@@ -90,8 +91,8 @@ class SparkWriter(QueryWriter):
     # -- window functions -------------------------------------------------------------------------
 
     def _windows(self, depth: int, first: FuzzTable | None) -> Query:
-        """Return columns of a relation with window functions over it; sometimes only rows of low
-        rank."""
+        """Return columns of a relation with window functions over it, sometimes only for rows of
+        low rank."""
         pick = self._pick
         source, columns = self._from(depth, first)
         plain = _comparable(columns)
@@ -106,8 +107,8 @@ class SparkWriter(QueryWriter):
         shown = pick.sample(plain, pick.randint(1, min(3, len(plain))))
         items = [f"{column.ref} as x{n}" for n, column in enumerate(shown)]
         made = [FuzzColumn(f"x{n}", column.type) for n, column in enumerate(shown)]
-        # All functions of one query share this order: another order of equal rows could permute the
-        # values of one function alone.
+        # All functions of a query share this order, because another order of equal rows could
+        # permute the values of a single function.
         rows = f"{self._partition(plain)}{self._order(plain, total=True)}"
         for number in range(pick.choice((1, 1, 2, 2, 3))):
             if pick.random() < 0.6:
@@ -142,7 +143,7 @@ class SparkWriter(QueryWriter):
         return f"order by {', '.join(terms)}" if terms else ""
 
     def _by_place(self, plain: Sequence[FuzzColumn], rows: str) -> tuple[str, str]:
-        """Return (text, type) of a function of a row's place among the `rows` of a total order."""
+        """Return the text and type of a function of a row's position in a total order."""
         pick = self._pick
         column = pick.choice(plain)
         dice = pick.random()
@@ -166,8 +167,8 @@ class SparkWriter(QueryWriter):
         return self._cast(f"{text} over ({rows} {self._frame()})", kind), kind
 
     def _by_value(self, plain: Sequence[FuzzColumn]) -> tuple[str, str]:
-        """Return (text, type) of a function with one value for equal rows, in a window of its
-        own."""
+        """Return the text and type of a function with the same value for equal rows, in a window of
+        its own."""
         pick = self._pick
         by, order = self._partition(plain), self._order(plain, total=False)
         dice = pick.random()
@@ -188,7 +189,7 @@ class SparkWriter(QueryWriter):
         return self._cast(f"{text} over ({over})", kind), kind
 
     def _window_sum(self, plain: Sequence[FuzzColumn]) -> tuple[str, str]:
-        """Return (text, type) of an aggregate, before its OVER."""
+        """Return the text and type of an aggregate, without its OVER clause."""
         pick = self._pick
         column = pick.choice(plain)
         choices = [("count(*)", "bigint"), (f"count({column.ref})", "bigint")]
@@ -205,7 +206,7 @@ class SparkWriter(QueryWriter):
         return f"cast({text} as {kind})" if kind.startswith("decimal") else text
 
     def _frame(self) -> str:
-        """Return a frame of rows; mostly one with rows in it."""
+        """Return a frame of rows, mostly one that contains rows."""
         bounds = ("unbounded preceding", "2 preceding", "1 preceding", "current row",
                   "1 following", "2 following", "unbounded following")  # fmt: skip
         start = self._pick.randrange(0, 5)
@@ -231,7 +232,7 @@ class SparkWriter(QueryWriter):
         return self._union(depth)
 
     def _grouping_sets(self, depth: int, first: FuzzTable | None) -> Query:
-        """Return subtotals; a subtotal's NULL key may meet a row whose key is NULL."""
+        """Return subtotals. The NULL key of a subtotal may meet a row whose key is NULL."""
         pick = self._pick
         source, columns = self._from(depth, first)
         where = self._where(columns)
@@ -265,7 +266,7 @@ class SparkWriter(QueryWriter):
         return sql, tuple(made)
 
     def _of_times(self, depth: int, first: FuzzTable | None) -> Query:
-        """Return a grouping by tumbling or hopping windows of time."""
+        """Return a grouping by tumbling or hopping time windows."""
         pick = self._pick
         source, columns = self._from(depth, first)
         where = self._where(columns)
@@ -293,8 +294,7 @@ class SparkWriter(QueryWriter):
         )
 
     def _of_distincts(self, depth: int, first: FuzzTable | None) -> Query:
-        """Return a grouping with DISTINCT aggregates of several columns, each with a FILTER or
-        not."""
+        """Return a grouping with DISTINCT aggregates of several columns, some with a FILTER."""
         pick = self._pick
         source, columns = self._from(depth, first)
         where = self._where(columns)
@@ -338,7 +338,7 @@ class SparkWriter(QueryWriter):
         return text, columns
 
     def _array(self, columns: Sequence[FuzzColumn], kind: str) -> str:
-        """Return an array of a type, which may be empty, NULL, or hold NULLs."""
+        """Return an array of a type, which may be empty, NULL, or contain NULLs."""
         pick = self._pick
         parts = [self._expr(columns, kind, 1) for _ in range(pick.choice((1, 2, 2, 3)))]
         made = f"array({', '.join(parts)})"
@@ -352,7 +352,7 @@ class SparkWriter(QueryWriter):
         return made
 
     def _generator(self, columns: Sequence[FuzzColumn]) -> tuple[str, list[FuzzColumn]]:
-        """Return the text of a generator's call, and its output columns."""
+        """Return the call of a generator, and its output columns."""
         pick = self._pick
         kind = pick.choice(("int", "string", "date", "bigint"))
         array = self._array(columns, kind)
@@ -386,7 +386,8 @@ class SparkWriter(QueryWriter):
         return f"{table.name} {alias}", columns
 
     def _scalar(self, columns: Sequence[FuzzColumn]) -> tuple[str, str] | None:
-        """Return (text, type) of a scalar subquery; None if a table has no comparable column."""
+        """Return the text and type of a scalar subquery; None if the tables have no comparable
+        columns."""
         pick = self._pick
         table, inner = self._inner()
         plain = _comparable(inner)
@@ -401,7 +402,7 @@ class SparkWriter(QueryWriter):
             where += f"{' and' if where else ' where'} {b.ref} {sign} {a.ref}"
         column = pick.choice(plain)
         dice = pick.random()
-        if dice < (0.06 if correlated else 0.15):  # may be an error of two rows
+        if dice < (0.06 if correlated else 0.15):  # may fail because it returns two rows
             return f"(select {column.ref} from {table}{where})", column.type
         if dice < 0.25:
             order = self._order(plain, total=True) if len(plain) <= ORDERED_COLUMNS_MAX else ""
@@ -417,7 +418,7 @@ class SparkWriter(QueryWriter):
         return f"(select {text} from {table}{where}{having})", kind
 
     def _mark(self, columns: Sequence[FuzzColumn]) -> str:
-        """Return a predicate with a subquery inside an expression, not as a conjunct of its own."""
+        """Return a predicate with a subquery inside an expression, not as a separate conjunct."""
         pick = self._pick
         found = self._subquery(columns)
         pairs = self._pairs(columns, columns)
@@ -457,8 +458,8 @@ class SparkWriter(QueryWriter):
         return f"{where} and {term}" if where else f" where {term}"
 
     def _items(self, columns: Sequence[FuzzColumn], *, doubles: bool) -> Query:
-        """Return columns; at times a scalar subquery, a test by a subquery, or a generator among
-        them."""
+        """Return columns, sometimes with a scalar subquery, a test by a subquery, or a
+        generator."""
         pick = self._pick
         text, made = super()._items(columns, doubles=doubles)
         plain = _comparable(columns)

@@ -1,6 +1,6 @@
-"""Runs made-up view scripts on an engine, and keeps the failing ones, shrunk.
+"""Runs random view scripts on an engine, and keeps the failing ones, shrunk.
 
-A script that fails is reduced while it goes on failing: to the one view and the views that it
+A failing script is reduced as long as it still fails: first to a single view and the views that it
 reads, then to fewer changes, by halves. The remainder is written as a script file that names the
 difference.
 """
@@ -26,11 +26,11 @@ from tests.kit.fuzz_names import with_odd_names
 VIEWS_A_SCRIPT: Final = 4
 SCRIPTS_AT_ONCE: Final = 2
 ODD_EVERY: Final = 2
-"""One of so many scripts has odd names."""
+"""One of this many scripts has odd names."""
 BASE_EVERY: Final = 12
-"""One of so many scripts is checked over a base of further rows."""
+"""One of this many scripts is checked over a base of additional rows."""
 LIVE_EVERY: Final = 3
-"""One of so many scripts lives as dataflows, too."""
+"""One of this many scripts also runs as dataflows."""
 ATTEMPTS_MAX: Final = 40
 
 
@@ -42,7 +42,7 @@ async def fuzz(
     show: Show,
     grammar: type[QueryWriter] | None = None,
 ) -> CheckReport:
-    """Make up and check `views` views; write failing scripts to `keep`."""
+    """Make and check `views` random views, and write failing scripts to `keep`."""
     report = CheckReport()
     numbers = iter(range(-(-views // VIEWS_A_SCRIPT)))
     total = -(-views // VIEWS_A_SCRIPT) * VIEWS_A_SCRIPT
@@ -57,7 +57,8 @@ async def fuzz(
             try:
                 results = await _results(case, place, chosen, name)
             except Exception as error:  # noqa: BLE001 - noted in the script's results
-                # A text that SQLite, the in-memory engine's oracle, cannot run has no reference.
+                # There is no reference for a query that SQLite, the in-memory engine's oracle,
+                # cannot run.
                 unknown = isinstance(error, QueryRejected) and not options.exact_decimals
                 verdict, text = "refused" if unknown else "WRONG", first_line(error)
                 results = [
@@ -79,7 +80,8 @@ async def fuzz(
 
 
 def chosen_options(options: CheckOptions, number: int) -> CheckOptions:
-    """Return the options of script `number`: over many scripts each way comes often enough."""
+    """Return the options of script `number`. Over many scripts, every combination occurs often
+    enough."""
     live = number % LIVE_EVERY == 0
     base = 0
     if number % BASE_EVERY == BASE_EVERY - 1:
@@ -118,7 +120,7 @@ async def _keep(
 
 
 async def shrink_case(case: FuzzCase, view: str, fails: Callable[[FuzzCase], Any]) -> FuzzCase:
-    """Return the case without parts that are not needed for `fails` to hold."""
+    """Remove the parts of a case that are not needed for `fails` to hold."""
     wanted: set[str] = {view}
     for name, sql in reversed(case.views):
         if name.strip("`") in wanted:

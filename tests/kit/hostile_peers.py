@@ -1,8 +1,8 @@
-"""Peers that are no clients: their first bytes at a listener, and what they do with the connection.
+"""Peers that are not clients: what they send first to a listener, and what they do then.
 
-`hostile_peer` draws one. `HostileCrowd` connects them to an address, one after the other, and holds
-some hundreds of sockets open. A listener must end such connections alone, keep little for them, and
-answer right clients all the while.
+`hostile_peer` draws one. `HostileCrowd` connects them to an address, one after the other, and keeps
+some hundreds of sockets open. A listener must end such connections individually, keep little for
+them, and meanwhile serve real clients.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ import msgspec
 from actors.runtime.transport.address import NetworkAddress
 
 OVERSIZED_BYTES: Final = 512 * 1024
-"""Bytes that a peer sends behind the header of a large frame: as many as the kernel takes."""
+"""Bytes that a peer sends after the header of a large frame, as many as the kernel accepts."""
 KEPT_MAX: Final = 300
-"""Sockets that a crowd holds open; the oldest is closed for a new one."""
+"""Sockets that a crowd keeps open; the oldest is closed for a new one."""
 SOCKET_TIMEOUT_S: Final = 60.0
 _U32: Final = struct.Struct("!I")
 _SSL_REQUEST: Final = _U32.pack(8) + _U32.pack(80877103)
 _TLS_HELLO: Final = bytes.fromhex(
     "16030100b3010000af0303" + "5a" * 32 + "20" + "a5" * 32 + "0006130213031301" + "010000600000"
 )
-"""The beginning of a TLS handshake, which goes on for a hundred bytes more."""
+"""The start of a TLS handshake that announces a hundred more bytes."""
 _HTTP2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 
 
 class HostileHabit(Enum):
-    """Habit of a peer when it has sent its first bytes."""
+    """What a peer does after its first bytes."""
 
     LEAVES = "closes the connection at once"
     STAYS = "says nothing more, and reads nothing"
@@ -45,7 +45,7 @@ class HostileHabit(Enum):
 
 
 class HostilePeer(msgspec.Struct, frozen=True):
-    """One peer."""
+    """One hostile peer."""
 
     data: bytes
     habit: HostileHabit
@@ -56,7 +56,7 @@ def _startup(code: int, body: bytes) -> bytes:
 
 
 def _openings(rng: Random) -> list[bytes]:
-    """Return first bytes of each kind, some of which are the beginning of a right conversation."""
+    """Return first bytes of every kind; some of them start a valid conversation."""
     size = rng.randrange(1, 1 << 31)
     magic = rng.choice((b"PNSTKAPI\0\2", b"PENSREPL\0\1", b"PENSSTOR\0\1", b"PENSBUSY\0\1"))
     user = b"user\0" + rng.choice((b"boss", b"x" * 5_000, b"\xff")) + b"\0\0"
@@ -64,7 +64,7 @@ def _openings(rng: Random) -> list[bytes]:
     return [
         b"",
         rng.randbytes(rng.randrange(1, 400)),
-        # TLS, half of it
+        # half of a TLS handshake
         _TLS_HELLO[: rng.randrange(1, len(_TLS_HELLO))],
         _TLS_HELLO + rng.randbytes(200),
         _SSL_REQUEST,
@@ -97,7 +97,7 @@ def hostile_peer(rng: Random) -> HostilePeer:
 
 
 class HostileCrowd:
-    """Peers at one listener."""
+    """Hostile peers at one listener."""
 
     def __init__(self, address: str, rng: Random, kept_max: int = KEPT_MAX) -> None:
         self._place = NetworkAddress.parse(address)
@@ -107,10 +107,10 @@ class HostileCrowd:
         self._trickling: deque[socket.socket] = deque(maxlen=4)
 
     async def attack(self, count: int) -> None:
-        """Connect so many peers."""
+        """Connect this many peers."""
         for _ in range(count):
             peer = hostile_peer(self._rng)
-            # In a thread: the listener may be in this process.
+            # In a thread, because the listener may be in this process.
             await anyio.to_thread.run_sync(self._connect, peer)
 
     def _connect(self, peer: HostilePeer) -> None:
@@ -123,7 +123,7 @@ class HostileCrowd:
         self._kept.append(sock)
         sock.settimeout(SOCKET_TIMEOUT_S)
         sock.connect(self._place.path or (self._place.host, self._place.port))
-        # What the kernel does not take at once is not sent: the listener does not read it.
+        # Do not send what the kernel does not accept immediately: the listener does not read it.
         sock.setblocking(False)
         _send(sock, peer.data)
         match peer.habit:
@@ -147,10 +147,10 @@ def _send(sock: socket.socket, data: bytes) -> None:
         while data:
             data = data[sock.send(data) :]
     except OSError:
-        pass  # full, closed here, or ended by the listener, as it should be
+        pass  # full, closed here, or ended by the listener as it should be
 
 
 def _half_close(sock: socket.socket) -> None:
-    # The listener may have ended it.
+    # The listener may have ended the connection.
     with suppress(OSError):
         sock.shutdown(socket.SHUT_WR)

@@ -1,7 +1,8 @@
-"""Fails a test in which one turn of the event loop takes too long: all others wait meanwhile.
+"""Fails a test in which a turn of the event loop takes too long, because everything else waits
+meanwhile.
 
-The processor's time of the loop's own thread is measured, and no clock on the wall, so that a busy
-machine fails nothing. What another thread holds up (the interpreter's lock) is not seen by it.
+It measures the CPU time of the loop's own thread and not wall clock time, so a busy machine does
+not make tests fail. It does not see delays by other threads, such as by the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ TURN_CPU_MS_MAX: Final = 50.0
 
 @contextmanager
 def bounded_turns(cpu_ms_max: float = TURN_CPU_MS_MAX) -> Iterator[None]:
-    """Raise `AssertionError` at the end of a block in which a turn of this thread's event loop took
-    more of the processor's time, with what had the turn."""
+    """Raise `AssertionError` at the end of the block if a turn of this thread's event loop took
+    more than `limit_ms` of CPU time. The error names what ran in that turn."""
     here, run = threading.get_ident(), events.Handle._run
     longest = 0.0, ""
 
@@ -37,7 +38,7 @@ def bounded_turns(cpu_ms_max: float = TURN_CPU_MS_MAX) -> Iterator[None]:
             if took_ms > longest[0]:
                 longest = took_ms, repr(getattr(shown, "__self__", shown))
 
-    # A service has done so, too: what tests have left would make each full collection long.
+    # A service does this too. Objects left by earlier tests would make each full collection long.
     gc.collect()
     gc.freeze()
     try:

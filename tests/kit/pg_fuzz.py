@@ -1,11 +1,11 @@
-"""Sessions of PostgreSQL's clients, changed so that a server may stumble over them.
+"""Sessions of PostgreSQL clients, changed so as to break a server.
 
-`SESSIONS` are valid ones, message by message. `fuzzed_session` changes one by knowledge of the
-protocol: half messages, false lengths, messages out of order, texts and numbers that are others.
-`read_session` feeds the bytes to the decoder alone (pure); `FuzzedDoor` sends them to a service,
-and looks at what the others see of it meanwhile.
+`SESSIONS` are valid ones, message by message. `fuzzed_session` changes one with knowledge of the
+protocol: incomplete messages, wrong lengths, messages out of order, other texts and numbers.
+`read_session` feeds the bytes to the decoder alone (pure). `FuzzedDoor` sends them to a service and
+meanwhile checks what other clients notice.
 
-The suite and the campaign of ``tests/proof/fuzz_pgwire.py`` share this.
+The test suite and ``tests/proof/fuzz_pgwire.py`` share this module.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ _WORDS: Final = (
     ),
 )
 QUIET_SECONDS: Final = 0.25
-"""A server that sends nothing for so long waits for more."""
+"""A server that sends nothing for this long is waiting for more."""
 ANSWER_SECONDS: Final = PATIENCE_S
-"""Time in which another client must be answered."""
+"""Time within which another client must get an answer."""
 
 
 # -- valid sessions --------------------------------------------------------------------------------
 
 
 def startup_packet(minor: int = 0, **parameters: str) -> bytes:
-    """Return a packet that begins a session."""
+    """Return a startup packet."""
     texts = "".join(f"{name}\0{value}\0" for name, value in parameters.items()).encode()
     body = struct.pack("!I", 3 << 16 | minor) + texts + b"\0"
     return struct.pack("!I", len(body) + 4) + body
 
 
 def cancel_packet(process_id: int, key: bytes) -> bytes:
-    """Return a request to cancel another connection's statement."""
+    """Return a request to cancel the statement of another connection."""
     body = struct.pack("!II", 80877102, process_id) + key
     return struct.pack("!I", len(body) + 4) + body
 
@@ -188,23 +188,23 @@ SESSIONS: Final[tuple[tuple[bytes, ...], ...]] = (
 )
 
 
-# -- changed ones ----------------------------------------------------------------------------------
+# -- changed sessions ------------------------------------------------------------------------------
 
 
 class FuzzedSession(msgspec.Struct, frozen=True):
-    """Bytes of a client, and the size of the pieces in which they come."""
+    """The bytes of a client, and the size of the pieces in which they arrive."""
 
     data: bytes
     piece_bytes: int
 
 
 def fuzzed_session(rng: Random) -> FuzzedSession:
-    """Return a session that is changed in one place or in a few."""
+    """Return a session that is changed in one or a few places."""
     messages = list(rng.choice(SESSIONS))
     for _ in range(rng.choice((1, 1, 1, 2, 2, 5))):
         _change(messages, rng)
     data = b"".join(messages)[: 4 * MESSAGE_BYTES_MAX]
-    # Long ones in larger pieces: each is a call of the system.
+    # Long sessions come in larger pieces, because each piece is a system call.
     size = max(rng.choice((1, 2, 7, 64, 1 << 20, 1 << 20)), len(data) // 2_000)
     return FuzzedSession(data, size)
 
@@ -225,7 +225,7 @@ def _change(messages: list[bytes], rng: Random) -> None:
         case 3:
             messages.insert(at, rng.choice(rng.choice(SESSIONS)))
         case 4:
-            # Half a message, and nothing behind it or the next one.
+            # An incomplete message, at the end or followed by the next one.
             messages[at] = message[: rng.randrange(len(message) + 1)]
             if rng.random() < 0.5:
                 del messages[at + 1 :]
@@ -238,13 +238,14 @@ def _change(messages: list[bytes], rng: Random) -> None:
         case 8 if at:
             messages[at] = _framed(message, _other_text(message[5:], rng))
         case _:
-            # A message that is as long as it may be, or a little longer.
+            # A message of the maximum length, or a little longer.
             fill = b" " * rng.choice((MESSAGE_BYTES_MAX - len(message), MESSAGE_BYTES_MAX, 70_000))
             messages[at] = _framed(message, message[5:-1] + fill + message[-1:])
 
 
 def _with_length(message: bytes, length: int) -> bytes:
-    # A message after the startup has its type before the length; which this one is may be wrong.
+    # After the startup packet, a message has its type before the length; `place` may be wrong about
+    # which one this is.
     start = 1 if message[:1].isalpha() else 0
     return message[:start] + length.to_bytes(4, "big") + message[start + 4 :]
 
@@ -254,7 +255,7 @@ def _framed(message: bytes, body: bytes) -> bytes:
 
 
 def _other_text(body: bytes, rng: Random) -> bytes:
-    """Return a body with another word of SQL somewhere in it."""
+    """Return a body with a word replaced by another word of SQL."""
     words = body.split(b" ")
     at = rng.randrange(len(words))
     word = rng.choice(_WORDS).encode()
@@ -269,14 +270,17 @@ def _other_text(body: bytes, rng: Random) -> bytes:
 
 
 def read_session(session: FuzzedSession) -> tuple[int, PenstockError | None]:
-    """Return how many messages were decoded, and the error that ended it. Any error but a
-    `RemoteProtocolError` is raised, and so is a decoder that keeps more than it may."""
+    """Return how many messages were decoded, and the error that ended it.
+
+    Raises any error that is not a `RemoteProtocolError`, and `AssertionError` if the decoder keeps
+    too much.
+    """
     decoder = FrontendDecoder(MESSAGE_BYTES_MAX)
     count = 0
     try:
         for start in range(0, len(session.data), session.piece_bytes):
             piece = session.data[start : start + session.piece_bytes]
-            # Taken one by one: what may come next depends on the message before.
+            # Take messages one by one, because what may come next depends on the one before.
             found = decoder.feed(piece)
             while (message := next(found, None)) is not None:
                 count += 1
@@ -290,38 +294,38 @@ def read_session(session: FuzzedSession) -> tuple[int, PenstockError | None]:
     return count, None
 
 
-# -- a whole service -------------------------------------------------------------------------------
+# -- a complete service ----------------------------------------------------------------------------
 
 
 class FaultRecords(logging.Handler):
-    """Keeps what the service logs as faults of its own."""
+    """Keeps the records that the service logs as internal errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record, with its exception."""
+        """Keep a record with its exception."""
         self.texts.append(f"{record.getMessage()}: {record.exc_info and record.exc_info[1]!r}")
 
 
 class FuzzedDoor:
-    """A service's door for PostgreSQL's clients, and those who behave badly at it."""
+    """A service's PostgreSQL listener, and the clients that attack it."""
 
     def __init__(self, service: Service, witness: DoorConnection) -> None:
         self._service = service
         self._witness = witness
         self.faults = FaultRecords()
         self.answered = 0
-        """Attacks to which the service sent anything."""
+        """Number of attacks to which the service sent anything."""
         self.let_in = 0
-        """Attacks that got a backend key: their session had begun."""
+        """Number of attacks that got a backend key, so their session had started."""
         self._keys: list[tuple[int, bytes]] = []
         """Backend keys that the service gave to fuzzed connections."""
 
     @classmethod
     async def open(cls, service: Service) -> FuzzedDoor:
-        """Begin: make the tables, and log faults from now on."""
+        """Create the tables, and start watching the log for internal errors."""
         witness = await DoorConnection.connect(service.pg_address)
         for statement in (WITNESS, TABLE, "INSERT INTO witness VALUES (1)"):
             await witness.query(statement)
@@ -330,12 +334,12 @@ class FuzzedDoor:
         return made
 
     async def aclose(self) -> None:
-        """End."""
+        """Stop watching the log."""
         logging.getLogger("penstock").removeHandler(self.faults)
         await self._witness.aclose()
 
     async def attack(self, session: FuzzedSession, rng: Random) -> None:
-        """Send a session, read what comes, and leave, in one of several ways."""
+        """Send a session, read the answers, and leave in one of several ways."""
         host, _, port = self._service.pg_address.rpartition(":")
         try:
             stream = await anyio.connect_tcp(host, int(port))
@@ -354,12 +358,12 @@ class FuzzedDoor:
                 if rng.random() < 0.02:
                     await self._cancel_one(rng)
             else:
-                # Stays until the server has nothing more to say, or ends the connection.
+                # Stay until the server has nothing more to say or ends the connection.
                 await anyio.sleep(QUIET_SECONDS)
             await self._cancel_one(rng)
             if rng.random() < 0.3:
                 raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
-                # The connection is reset, and not ended.
+                # The connection was reset instead of ended.
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             group.cancel_scope.cancel()
 
@@ -379,7 +383,7 @@ class FuzzedDoor:
             scope.cancel()
 
     async def _cancel_one(self, rng: Random) -> None:
-        """Cancel the statement of some connection, with its key or with another."""
+        """Cancel the statement of some connection, with its key or another one."""
         if not self._keys:
             return
         number, key = rng.choice(self._keys)
@@ -393,26 +397,27 @@ class FuzzedDoor:
             pass  # as above
 
     async def check(self) -> None:
-        """Raise `AssertionError` unless another client is answered, and no fault was logged."""
+        """Raise `AssertionError` unless another client gets an answer and no internal error was
+        logged."""
         with anyio.fail_after(ANSWER_SECONDS):
             (found,) = await self._witness.query("SELECT a FROM witness WHERE a = 1")
         assert found.rows == [("1",)], found
         assert not self.faults.texts, self.faults.texts
 
     async def wait_alone(self) -> None:
-        """Wait until no connection is left but the witness's, whatever was sent on them."""
+        """Wait until only the witness's connection is left, whatever was sent on the others."""
         with anyio.fail_after(ANSWER_SECONDS):
             while self.connections() > 1:
                 await anyio.sleep(0.05)
 
     def connections(self) -> int:
-        """Return how many clients the service has."""
+        """Return the number of clients of the service."""
         doing = next(each.doing for each in self._service.actors() if each.path == "/pg")
         return int(doing.rpartition(": ")[2].split()[0])
 
 
 async def attack_together(door: FuzzedDoor, sessions: Sequence[FuzzedSession], rng: Random) -> None:
-    """Send some sessions at once, each with randomness of its own; then check."""
+    """Run several sessions concurrently, each with its own random numbers, then check."""
     async with anyio.create_task_group() as group:
         for session in sessions:
             group.start_soon(door.attack, session, Random(rng.getrandbits(64)))

@@ -1,9 +1,9 @@
 """The relational trees and modes of the public queries, kept for each release of Spark.
 
-A release of Spark may analyse a text to another plan, or rewrite it by other rules. The translated
-plan is proven when a view is made, so that a view is never wrong for it; but a view may be
-recomputed that was incremental, as a change of our own rules may bring about, too. The files show
-such changes: that of the newest release has all trees, that of an older one those that differ.
+A release of Spark may analyse a query to another plan, or rewrite it by other rules. The translated
+plan is verified when a view is created, so a view is never wrong because of that. But a view that
+was incremental may be recomputed, which a change of our own rules may cause as well. The files show
+such changes. The file of the newest release has all trees, that of an older one those that differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _file_of(folder: Path, release: tuple[int, int]) -> Path:
 
 
 def kept_trees(folder: Path, version: str = "") -> dict[str, str]:
-    """Return the trees that are kept for a version of Spark; "": the installed one."""
+    """Return the trees that are kept for a version of Spark; "" is the installed one."""
     release = release_of(version or installed_version())
     found: dict[str, str] = {}
     for each in dict.fromkeys((NEWEST, release)):
@@ -35,7 +35,8 @@ def kept_trees(folder: Path, version: str = "") -> dict[str, str]:
 
 
 def keep_trees(folder: Path, made: Mapping[str, str], version: str = "") -> Path:
-    """Keep new trees for a version of Spark; those of other queries stay. Return the file."""
+    """Keep new trees for a version of Spark, without changing those of other queries. Return the
+    file."""
     release = release_of(version or installed_version())
     trees = kept_trees(folder, version) | dict(made)
     file = _file_of(folder, release)
@@ -63,7 +64,7 @@ def write_trees(trees: Mapping[str, str]) -> str:
 
 
 def read_trees(text: str) -> dict[str, str]:
-    """Return the trees of a file's text, by the names of their queries.
+    """Parse the trees in the text of a file, by the names of their queries.
 
     >>> read_trees("# a\\nProject x\\n\\n# b\\nopaque: y\\n")
     {'a': 'Project x', 'b': 'opaque: y'}
@@ -73,8 +74,8 @@ def read_trees(text: str) -> dict[str, str]:
 
 
 def difference(kept: Mapping[str, str], made: Mapping[str, str]) -> str:
-    """Return the differences of the new trees from the kept ones; "" if there are none. Kept trees
-    without a new one are ignored, and so is the order of conjuncts.
+    """Return the differences between the new trees and the kept ones; "" if there are none. Kept
+    trees without a new one are ignored, and so is the order of conjuncts.
 
     >>> difference({"a": "Project x", "b": "Scan t"}, {"a": "Project x"})
     ''

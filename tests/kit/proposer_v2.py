@@ -1,6 +1,6 @@
-"""The proposer's side of version 2 of the acceptors' protocol, which no proposer of ours speaks.
+"""The proposer's side of version 2 of the acceptor protocol, which our own proposers do not speak.
 
-The acceptor's side is beside it, so that this module is a whole codec like `codec_v3`.
+The acceptor's side is here as well, so that this module is a complete codec like `codec_v3`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def decode_acceptor(data: Bytes) -> AcceptorMessage:
     if tag == v2.APPEND:
         fields.message = "AppendResponse"
         term, flush_lsn, commit_lsn, *standby = fields.unpack(v2._APPEND_RESPONSE, "its body")
-        # The feedback is big-endian in version 2, too.
+        # The feedback is big-endian in version 2 as well.
         feedback = read_feedback(fields) if fields.remaining else None
         hot_standby = HotStandbyFeedback(*standby)
         message = AppendResponse(0, term, flush_lsn, commit_lsn, hot_standby, feedback)
@@ -48,11 +48,11 @@ def decode_acceptor(data: Bytes) -> AcceptorMessage:
         term, given, flush_lsn, truncate_lsn = fields.unpack(v2._VOTE_RESPONSE, "its head")
         vote_given = fields.flag(given, "vote_given")
         history = fields.history(v2._U32, v2._ENTRY)
-        # Older releases sent the timeline's begin here; now it is always 0.
+        # Older releases sent the start of the timeline here; now it is always 0.
         fields.unpack(v2._U64, "the zero at its end")
         message = VoteResponse(0, term, vote_given, flush_lsn, truncate_lsn, history)
     else:
-        raise fields.malformed(f"unknown tag 0x{tag:x}: g, v or a is known")
+        raise fields.malformed(f"unknown tag 0x{tag:x}: expected g, v or a")
     fields.end()
     return message
 
@@ -102,12 +102,12 @@ def encode_proposer(message: ProposerMessage) -> bytes:
 
 def _raw(name: str, what: str) -> bytes:
     if not is_id(name):
-        raise LocalProtocolError(f"{what} {name!r} is not {ID_DIGITS} digits, 0-9a-f")
+        raise LocalProtocolError(f"invalid {what} {name!r}: expected {ID_DIGITS} digits, 0-9a-f")
     return bytes.fromhex(name)
 
 
 def _proposer_id(proposer_id: bytes) -> bytes:
-    # `struct` would silently cut or pad it.
+    # `struct` would silently truncate or pad it.
     if len(proposer_id) != 16:
         raise LocalProtocolError(f"a proposer's id has 16 bytes, not {len(proposer_id)}")
     return proposer_id

@@ -1,19 +1,19 @@
 """A proxy between a client and a service that breaks the network on request.
 
-    async with Proxy("127.0.0.1:0", service.address) as proxy:
+    async with TcpProxy("127.0.0.1:0", service.address) as proxy:
         client = await Client.connect(proxy.address)
         proxy.throttle(10_000)
 
 Theory of operation. Each connection to the proxy becomes one to the target, and two pumps carry
-the bytes, one per direction. The faults hold for present and later connections, until `heal`:
+the bytes, one per direction. Faults apply to present and later connections, until `heal`:
 
-- `cut()` resets all connections, on both sides; `refuse()` does so with every later one, too;
-- `vanish()`: no bytes pass any more, in either direction, and no connection is closed, as with a
-  pulled cable;
-- `delay(ms)`: bytes arrive that much later, in order;
-- `throttle(bytes_s)`: at most so many bytes per second pass in each direction;
-- `half_close(side)`: the peer of that side sees the end of the stream; the other direction goes on;
-- `stop_reading(side)`: bytes from that side are not read any more, the other direction goes on.
+- `cut()` resets all connections on both sides; `refuse()` also resets every later one.
+- `vanish()` passes no more bytes in either direction and closes no connection, like a pulled cable.
+- `delay(ms)` makes bytes arrive that much later, in order.
+- `throttle(bytes_s)` passes at most this many bytes per second in each direction.
+- `half_close(side)` lets the peer of that side see the end of the stream; the other direction
+  continues.
+- `stop_reading(side)` stops reading bytes from that side; the other direction continues.
 
 A side is ``"client"`` or ``"target"``. A pump stops reading while `CHUNKS_MAX` chunks are unsent.
 Addresses are those of `actors.runtime.transport.address`, so Unix sockets work too. The proxy does
@@ -42,7 +42,7 @@ CHUNKS_MAX: Final = 64
 
 
 class _Faults:
-    """The present faults; `changed` is replaced at every change."""
+    """The current faults. `changed` is replaced at every change."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
@@ -57,7 +57,7 @@ class _Faults:
 
 
 class _Direction:
-    """Bytes from one socket to another."""
+    """Carries bytes from one socket to another."""
 
     def __init__(
         self, side: Side, source: socket.socket, sink: socket.socket, faults: _Faults
@@ -76,7 +76,7 @@ class _Direction:
         moved.set()
 
     async def read(self) -> None:
-        """Read into the queue; an empty chunk is the end."""
+        """Read into the queue; an empty chunk means the end."""
         while True:
             while self._side in self._faults.stopped:
                 await self._faults.changed.wait()
@@ -89,7 +89,7 @@ class _Direction:
                 return
 
     async def write(self) -> None:
-        """Write chunks of the queue when they are due."""
+        """Write the chunks of the queue when they are due."""
         while True:
             while not self._chunks:
                 await self._moved.wait()
@@ -111,7 +111,7 @@ class _Direction:
                 self._move()
 
     async def _due(self, came: float) -> None:
-        """Wait until a chunk may go on, under faults that change meanwhile."""
+        """Wait until a chunk may pass, under faults that may change meanwhile."""
         while True:
             faults = self._faults
             if self._side in faults.stopped:
@@ -124,7 +124,7 @@ class _Direction:
                 await faults.changed.wait()
 
     def half_close(self) -> None:
-        """Show the sink the end of the stream; later bytes are dropped."""
+        """Let the sink see the end of the stream; later bytes are dropped."""
         if not self.half_closed:
             self.half_closed = True
             with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ class _Pair:
         self._scope = anyio.CancelScope()
 
     async def run(self) -> None:
-        """Carry bytes both ways until both are at their end, or one side is lost."""
+        """Carry bytes both ways until both directions have ended or one side is lost."""
         lost = False
         with self._scope:
             try:
@@ -156,15 +156,15 @@ class _Pair:
         self.close(reset=lost or self._scope.cancel_called)
 
     def half_close(self, side: Side) -> None:
-        """See `TcpProxy.half_close`."""
+        """End the stream of one side; see `TcpProxy.half_close`."""
         self._directions[side].half_close()
 
     def cut(self) -> None:
-        """Reset both."""
+        """Reset both connections."""
         self._scope.cancel()
 
     def close(self, *, reset: bool) -> None:
-        """Close both sockets; `reset`: so that the peers see a reset."""
+        """Close both sockets; with `reset`, so that the peers see a reset."""
         for sock in self._sockets.values():
             if reset:
                 with contextlib.suppress(OSError):
@@ -174,7 +174,8 @@ class _Pair:
 
 
 class TcpProxy:
-    """See the module; ``async with Proxy(listen, target) as proxy: …``."""
+    """A proxy that breaks the network on request: ``async with TcpProxy(listen, target) as proxy:
+    …``."""
 
     def __init__(self, listen: NetworkAddress | str, target: NetworkAddress | str) -> None:
         self._listen = NetworkAddress.parse(listen) if isinstance(listen, str) else listen
@@ -188,12 +189,12 @@ class TcpProxy:
 
     @property
     def address(self) -> str:
-        """Return the address that clients connect to."""
+        """Return the address to which clients connect."""
         assert self._bound is not None, "the proxy has not been entered"
         return str(self._bound.address)
 
     async def __aenter__(self) -> Self:
-        """Listen. Raises `AddressInUse`."""
+        """Start listening. Raises `AddressInUse`."""
         self._bound = await sockets.bind(self._listen)
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
@@ -252,28 +253,29 @@ class TcpProxy:
             pair.cut()
 
     def refuse(self) -> None:
-        """Reset all connections, and later ones at once."""
+        """Reset all connections, and later ones immediately."""
         self._faults.refusing = True
         self._faults.change()
         self.cut()
 
     def vanish(self) -> None:
-        """Let no bytes through, both ways, and close no connection."""
+        """Pass no bytes in either direction, and close no connection."""
         self._faults.stopped = set(SIDES)
         self._faults.change()
 
     def delay(self, ms: float) -> None:
-        """Delay all bytes by `ms`."""
+        """Delay all bytes by `ms` milliseconds."""
         self._faults.delay_s = ms / 1000
         self._faults.change()
 
     def throttle(self, bytes_s: int) -> None:
-        """Let at most `bytes_s` pass, each way of each connection; 0: no limit."""
+        """Pass at most `bytes_s` bytes per second in each direction of each connection; 0 means no
+        limit."""
         self._faults.bytes_s = bytes_s
         self._faults.change()
 
     def half_close(self, side: Side) -> None:
-        """Show the peer of `side` the end of that side's stream."""
+        """Let the peer of `side` see the end of that side's stream."""
         for pair in self._pairs:
             pair.half_close(side)
 

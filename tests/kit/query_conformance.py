@@ -1,18 +1,17 @@
-"""Runs each query of the public corpora as a view, and judges it by plain Spark.
+"""Runs each query of the public corpora as a view, and compares it with plain Spark.
 
-`ConformanceCheck` holds one corpus's rows at one scale and judges queries. A judged query is a view
-on the real engine, over the tables that it reads: most rows are there when the view is hydrated;
-then random changes to every table come, in a step of several times, in a step of one time, and
-after a restart; at last all rows are deleted. After each step the view's shard is compared with
-plain Spark's answer to the query (`base_check`). `write_page` makes docs/reference/conformance.md
-of the results.
+`ConformanceCheck` has the rows of one corpus at one scale and judges queries. A query is judged as
+a view on the real engine, over the tables that it reads. Most rows are there when the view is
+hydrated. Then random changes come to every table: in a step of several timestamps, in a step of one
+timestamp, and after a restart. At last all rows are deleted. After each step the view's shard is
+compared with plain Spark's answer to the query (`base_check`). `write_page` writes the results to
+docs/reference/conformance.md.
 
 Rules
-- A changed row is an inserted, a deleted or an updated one. Changed values come from other rows of
-  the table, or are NULL, so that they meet the queries' filters and joins as the others do; keys
-  stay unique.
-- Rows read are those that the lookups of the single-time step returned; a view that is computed
-  whole reads everything, which the page shows as "all".
+- A changed row is inserted, deleted or updated. Changed values come from other rows of the table or
+  are NULL, so that they match filters and joins like the others. Keys stay unique.
+- Rows read are those that the lookups of the single-timestamp step returned. A view that is
+  recomputed in full reads everything, which the page shows as "all".
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ from actors.testing.view_scripts import ScriptUpdate, ViewScript, ViewText
 from tests.kit.corpora import CORPORA, CorpusQuery, make_tables, tables_of
 
 TIMES: Final = (10, 20, 21, 22, 30)
-"""Times of the changes; the view is hydrated at the first."""
+"""Timestamps of the changes; the view is hydrated at the first one."""
 GROUPS: Final = ((10,), (20, 21, 22), (30,))
-"""Times that are written together; after the last group all rows are deleted."""
+"""Timestamps that are written together; after the last group all rows are deleted."""
 GROUPS_BRIEF: Final = ((10,), (20,))
-"""One step, of one time."""
+"""One step of one timestamp."""
 NULL_SHARE: Final = 0.2
-"""Share of NULLs among the updated values of a column that may hold NULL."""
+"""Fraction of NULLs among the updated values of a nullable column."""
 MODES: Final = ("incremental", "keyed", "opaque", "refused")
 MODE_LINE: Final = "mode: "
-"""Begins the last line of a compiled query's tree."""
+"""Start of the last line of a compiled query's tree."""
 WHOLE: Final = -1
-"""Number of rows read by a view that was computed whole."""
+"""Stands for the number of rows read by a view that was recomputed in full."""
 
 
 class QueryJudgement(msgspec.Struct):
@@ -67,10 +66,10 @@ class QueryJudgement(msgspec.Struct):
     reason: str = ""
     detail: str = ""
     reads: list[int] = []
-    """Rows of state read by a step, at each scale measured; `WHOLE`: all of them."""
+    """Rows of state read by a step, at each scale measured; `WHOLE` means all of them."""
     tree: str = ""
-    """The relational tree of a query that was only compiled, or the reason for having none, and the
-    mode of its view in a line of its own."""
+    """The relational tree of a query that was only compiled, or the reason for having none; the
+    mode of its view is in a line of its own."""
 
     def line(self) -> str:
         """Return the judgement as the runner prints it."""
@@ -81,7 +80,7 @@ class QueryJudgement(msgspec.Struct):
 
 
 class ConformanceCheck:
-    """Judges a corpus's queries over its rows at one scale."""
+    """Judges the queries of a corpus over its rows at one scale."""
 
     def __init__(
         self,
@@ -91,8 +90,8 @@ class ConformanceCheck:
         changes: int,
         seed: int,
     ) -> None:
-        """Hold the rows; `changes` is the number of changes in each step of one time, to all tables
-        of a query together."""
+        """Keep the rows. `changes` is the number of changes in each single-timestamp step, to all
+        tables of a query together."""
         self._corpus = CORPORA[corpus]
         self._tables = tables
         self._place = place
@@ -102,13 +101,13 @@ class ConformanceCheck:
     async def judge(
         self, queries: Sequence[CorpusQuery], *, brief: bool = False, empties: bool = True
     ) -> list[QueryJudgement]:
-        """Judge queries, all of them views over the same tables at the same time.
+        """Judge queries, all of them as views over the same tables at the same time.
 
         Args:
-            queries: Several share the tables' shards, so they are judged faster together.
-            brief: All changes come in one step of one time, without a restart before it, and the
-                rows stay.
-            empties: True if all rows are deleted at last.
+            queries: The queries. They share the tables' shards, so several are judged faster.
+            brief: True to make all changes in one step of one timestamp, without a restart, and to
+                keep the rows.
+            empties: True to delete all rows at last.
         """
         schemas: dict[str, TableSchema] = {}
         for query in queries:
@@ -154,12 +153,12 @@ class ConformanceCheck:
 def divide_rows(
     schemas: Mapping[str, TableSchema], tables: Mapping[str, pa.Table], changes: int, seed: int
 ) -> tuple[dict[str, pa.Table], list[ScriptUpdate]]:
-    """Divide rows into those that stay, as updates of the first time, and those that change.
+    """Divide rows into those that stay, as updates of the first timestamp, and those that change.
 
     Args:
-        schemas: Of the tables that are divided.
+        schemas: The schemas of the tables to divide.
         tables: Their rows, without times.
-        changes: So many in all at each later time, at least one a table.
+        changes: Number of changes at each later timestamp in all, at least one per table.
         seed: The same seed divides and changes rows in the same way.
     """
     base, updates = {}, []
@@ -199,7 +198,8 @@ class _Changing:
         self._absent = list(pool[here:])
 
     def updates(self, count: int) -> Iterable[tuple[int, tuple[Any, ...], int]]:
-        """Yield (time, row, diff): the present rows first, then about `count` changes per time."""
+        """Yield (time, row, diff): first the initial rows, then about `count` changes per
+        timestamp."""
         for row in self._present:
             yield TIMES[0], row, 1
         for time in TIMES[1:]:
@@ -230,7 +230,7 @@ class _Changing:
         return rows.pop()
 
     def _updated(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the row with up to three other values and its key unchanged."""
+        """Return the row with up to three other values and the same key."""
         columns = self._schema.columns
         open_ = [i for i, column in enumerate(columns) if column.name not in self._schema.key]
         values = list(row)
@@ -243,13 +243,13 @@ class _Changing:
 
 
 def for_few_steps(settings: Settings) -> Settings:
-    """Return settings for an engine on which every plan runs a few steps: neither the JVM nor Spark
-    compiles more than it must, and no plan is kept."""
+    """Return settings for an engine on which every plan runs only a few steps: the JVM and Spark
+    compile as little as possible, and no plan is kept."""
     return for_plans_run_once(for_short_lives(settings), 1)
 
 
 def _add(first: QueryJudgement, judged: QueryJudgement, scale: float) -> None:
-    """Add the findings about a query at another scale to those at the first."""
+    """Add the findings about a query at another scale to those at the first scale."""
     first.reads += judged.reads
     if judged.verdict == "WRONG" and first.verdict != "WRONG":
         first.verdict = "WRONG"
@@ -259,7 +259,7 @@ def _add(first: QueryJudgement, judged: QueryJudgement, scale: float) -> None:
 async def compile_queries(
     queries: Sequence[CorpusQuery], place: CheckPlace
 ) -> list[QueryJudgement]:
-    """Compile queries, and run none: each is ``compiled`` with its mode, or ``refused``."""
+    """Compile queries without running them: each is ``compiled`` with its mode, or ``refused``."""
     analyze = EngineCaller(place.executor, "modes").analyze()
     found = []
     for query in queries:
@@ -277,8 +277,10 @@ async def compile_queries(
 async def output_schemas(
     corpus: str, queries: Sequence[CorpusQuery], place: CheckPlace
 ) -> list[TableSchema]:
-    """Return the schemas of the queries' answers, as Spark's analysis over empty tables has them.
-    Raises `QueryRejected` for a text that it does not accept."""
+    """Return the schemas of the queries' results, from Spark's analysis over empty tables.
+
+    Raises `QueryRejected` for a query that Spark rejects.
+    """
     analyze = EngineCaller(place.executor, "texts").analyze()
     tables = tuple(CORPORA[corpus].tables.items())
     return [(await analyze(tables, query.sql, ())).schema for query in queries]
@@ -292,8 +294,8 @@ async def judge_corpus(
     seed: int,
     show: Callable[[QueryJudgement], None],
 ) -> list[QueryJudgement]:
-    """Judge the queries of one corpus one by one, at each of the scales; return the first scale's
-    verdict and mode, and any fault found at another."""
+    """Judge the queries of a corpus one by one, at each of the scales. Return the verdict and mode
+    at the first scale, and any fault found at another."""
     found: dict[str, QueryJudgement] = {}
     for number, scale in enumerate(scales):
         with tempfile.TemporaryDirectory(dir=place.scratch) as scratch:
@@ -312,7 +314,7 @@ async def judge_corpus(
 
 
 def judged_wrong(judged: Sequence[QueryJudgement]) -> list[QueryJudgement]:
-    """Return the judgements whose verdict is wrong."""
+    """Return the judgements with a wrong verdict."""
     return [each for each in judged if each.verdict == "WRONG"]
 
 
@@ -333,17 +335,20 @@ _TITLES: Final = {"tpch": "TPC-H", "nexmark": "NEXMark", "tpcds": "TPC-DS"}
 
 
 def write_page(judged: Sequence[QueryJudgement], how: str) -> str:
-    """Return docs/reference/conformance.md; `how` names the command and the figures with which it
-    was made."""
+    """Return the text of docs/reference/conformance.md. `how` is the command that made it, with its
+    parameters."""
     corpora = list(dict.fromkeys(each.corpus for each in judged))
     lines = [
         "# Conformance: public queries as live views",
         "",
-        "Made by `tests/proof/conformance.py`; not to be edited. Each query is a view over its "
-        "tables, kept while random changes come to every one of them, and compared with what "
-        "plain Spark answers: when it is hydrated, after a step of several times, after a step of "
-        "one time, after a restart, and when all rows are gone. The texts, our own, are in "
-        "`tests/corpora`.",
+        "The queries of TPC-H, NEXMark and TPC-DS as maintained views: whether each is exact, "
+        "how it is maintained, and how many rows a change reads.",
+        "",
+        "Each query is a view over its tables, which receive random changes. Its contents are "
+        "compared with plain Spark's result after hydration, after a step of several timestamps, "
+        "after a step of one timestamp, after a restart, and after all rows are deleted. The "
+        "texts, which we wrote ourselves, are in `tests/corpora`. "
+        "`tests/proof/conformance.py` generates this page; do not edit it.",
         "",
         how,
         "",
@@ -359,8 +364,8 @@ def write_page(judged: Sequence[QueryJudgement], how: str) -> str:
         lines.append(f"| {_TITLES[corpus]} | {' | '.join(str(figure) for figure in figures)} |")
     lines += [
         "",
-        "*Rows read* is what the lookups of a step of 100 changes returned of the state, with the "
-        "data at 1 × and at 10 ×; *all*: the view was computed whole, so it read everything.",
+        "*Rows read* is the number of state rows that the lookups of a step of 100 changes "
+        "returned, with the data at 1 × and at 10 ×. *all*: the view was recomputed in full.",
     ]
     for corpus in corpora:
         lines += ["", f"## {_TITLES[corpus]}", ""]

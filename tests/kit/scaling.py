@@ -1,18 +1,19 @@
-"""Checks modes by measurement: rows read by a step's lookups must not grow with the state.
+"""Verifies modes by measurement: the rows read by a step's lookups must not grow with the state.
 
-`measure_reads` runs a checked script's views twice over the same last changes, once on the script's
-own state and once on ten times as much: nine copies of every row are added whose values all differ,
-so that they join among themselves and lie in groups that the changes do not touch. Rows that
-lookups return are counted. A view that is labelled incremental or keyed and reads more than
-`GROWTH_MAX` times as many on the larger state is WRONG: its cost follows the state, not the change.
+`measure_reads` runs the views of a checked script twice over the same last changes: once on the
+script's own state, and once on ten times as much. For the latter, nine copies of every row are
+added whose values all differ, so that they join among themselves and lie in groups that the changes
+do not touch. The rows that lookups return are counted. A view that is labelled incremental or keyed
+and reads more than `GROWTH_MAX` times as many rows on the larger state is WRONG: its cost depends
+on the state, not on the change.
 
-The plan is checked, too: if it reads a column of a table that the view's text does not name,
-updates of that column would start lookups and jobs for nothing, which is WRONG as well.
+The plan is checked as well. If it reads a column of a table that the view's text does not name,
+updates of that column would cause lookups and jobs for nothing, which is also WRONG.
 
-Rules: the first half of the script's changes is the state, each later time is one step, strata one
-by one. A NULL becomes a value in the copies, or they would share the group of NULL keys; booleans
-stay as they are. A view in error is not measured. A key that maps many values to few (``k % 2``)
-puts copies into touched groups, and is no case for this measure.
+Rules: the first half of the script's changes is the state, each later timestamp is a step, and
+strata run one by one. A NULL becomes a value in the copies, because they would otherwise share the
+group of NULL keys; Booleans stay as they are. A view in error is not measured. A key that maps many
+values to few (``k % 2``) puts copies into touched groups, so it cannot be measured this way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
-from actors.engine.views.delta import BESIDE
+from actors.engine.views.delta import SINGLE_ROW_READ
 from actors.engine.views.input_uses import input_uses
 from actors.model.plan.delta import columns_kept
 from actors.model.plan.schema import TableSchema
@@ -39,26 +40,28 @@ from actors.testing.view_scripts import inlined, random_value
 COPIES: Final = 9
 _COUNTED: Final = re.compile(r"\bcount\s*\(\s*\*\s*\)")
 _ALL_COLUMNS: Final = re.compile(r"(?:\bselect|\bdistinct|\ball|,|\.)\s*\*|\bnatural\b")
-"""Matches a text that reads columns without their names."""
+"""Matches a query that reads columns without naming them."""
 GROWTH_MAX: Final = 1.2
 _STEP: Final = 1000
 _DAYS: Final = 4000
 
 
 class ScalingReads(dict[str, int]):
-    """Rows read by lookups, by view; -1 for one that could not be measured."""
+    """Rows read by lookups, by view; -1 for a view that could not be measured."""
 
 
 async def measure_reads(check: CheckedScript) -> list[ViewResult]:
-    """Return the script's views, WRONG if they read more on more state, or if one that is declared
-    growing does not. Raises `ScriptError`."""
+    """Return the views of the script. They are WRONG if they read more on more state, or if a view
+    that is declared growing does not. Raises `ScriptError`."""
     await check.compile()
     results = check.results()
     wanted = [
         r
         for r in results
-        # A view that reads a state whole for one changed row has this in its reason.
-        if r.mode in ("incremental", "keyed") and r.verdict == "exact" and BESIDE not in r.reason
+        # The reason of a view says so if it reads a state in full for a single changed row.
+        if r.mode in ("incremental", "keyed")
+        and r.verdict == "exact"
+        and SINGLE_ROW_READ not in r.reason
     ]
     times = check.times[:-1]
     if not wanted or len(times) < 2:
@@ -81,8 +84,9 @@ async def measure_reads(check: CheckedScript) -> list[ViewResult]:
 
 
 def _unnamed_read(check: CheckedScript, name: str) -> str:
-    """Return a column of a table that a view's plan reads and its text does not name; "": none, or
-    the text names columns in another way. Key columns are exempt: they tell rows apart."""
+    """Return a column of a table that a view's plan reads and its text does not name; "" if there
+    is none, or if the text names columns in another way. Key columns are exempt, because they
+    identify rows."""
     (view,) = (each for each in check.script.views if each.name == name)
     text = _COUNTED.sub("", inlined(check.script, view).lower())
     if _ALL_COLUMNS.search(text):
@@ -90,7 +94,7 @@ def _unnamed_read(check: CheckedScript, name: str) -> str:
     plan = check.plans[name]
     for read, use in zip(plan.inputs, input_uses(plan), strict=True):
         schema = check.script.tables.get(read, TableSchema(()))
-        counted = columns_kept(schema, set())  # the column kept when no column is read
+        counted = columns_kept(schema, set())  # the column that is kept if no column is read
         for column in use.schema.columns:
             word = rf"(?<!\w){re.escape(column.name.lower())}(?!\w)"
             named = column.name in schema.key or re.search(word, text)
@@ -147,7 +151,7 @@ def _delta(
 
 
 def shift_value(value: Any, kind: str, copy: int) -> Any:
-    """Return another value of the type for each copy, if the type has so many."""
+    """Return another value of a type for each copy, if the type has so many values."""
     if value is None:
         return (
             shift_value(random_value(kind, random.Random(7)), kind, copy) if _simple(kind) else None

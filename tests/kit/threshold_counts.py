@@ -2,15 +2,15 @@
 
 `ThresholdCounting` is a pytest plugin, registered by a conftest. It names a folder in the
 environment, in which every process of the run keeps its counts (`actors.runtime.threshold_probes`):
-the processes of pytest-xdist, services in processes of their own, and engines. At the end it sums
-them. A *full run* (``--whole``; no path, no ``-k``, ``-m`` or ``--lf``; all tests passed) reports
-each side never taken (and fails if `REQUIRED_VARIABLE` is 1), and its counts are kept in pytest's
-cache. ``--thresholds`` prints the counts of any run. When the environment variable is set already,
-its folder is used and stays, so that the counts of several runs add up.
+the processes of pytest-xdist, services in processes of their own, and engines. At the end it adds
+them up. A *full run* (``--whole``; no path, no ``-k``, ``-m`` or ``--lf``; all tests passed)
+reports each side that was never taken, and fails if `REQUIRED_VARIABLE` is 1. Its counts are kept
+in pytest's cache. ``--thresholds`` prints the counts of any run. If the environment variable is set
+already, its folder is used and not removed, so that the counts of several runs add up.
 
     python -m tests.kit.threshold_counts docs/internals/testing.md
 
-writes the counts of the last full run into the page, and ``--from FOLDER`` those of a folder.
+writes the counts of the last full run into the page, and ``--from FOLDER`` those in a folder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pytest
 
 Counts: TypeAlias = Mapping[str, Sequence[int]]
-"""Threshold's name → number of times that the side within and the side beyond were taken."""
+"""Name of a threshold → number of times that the side within and the side beyond were taken."""
 
 CACHE_KEY: Final = "penstock/thresholds"
 CACHE_FILE: Final = Path(".pytest_cache", "v", *CACHE_KEY.split("/"))
@@ -53,7 +53,9 @@ def read_counts(folder: Path) -> dict[str, list[int]]:
     sums = [0] * size
     for path in folder.glob(f"*{COUNTS_SUFFIX}"):
         data = path.read_bytes()
-        if len(data) == size * COUNT_BYTES:  # else its process has just begun, and counted nothing
+        if (
+            len(data) == size * COUNT_BYTES
+        ):  # otherwise its process has just started and counted nothing
             for place, count in enumerate(memoryview(data).cast("Q")):
                 sums[place] += count
     return {each.name: sums[each.place : each.place + 2] for each in THRESHOLDS}
@@ -72,7 +74,7 @@ def sides_never_taken(counts: Counts) -> list[str]:
 
 
 def kind_of(threshold: ThresholdProbe) -> str:
-    """Return the kind of a threshold, as Markdown: a setting, or a fixed limit."""
+    """Return the kind of a threshold in Markdown: a setting, or a fixed limit."""
     if isinstance(threshold, SettingThreshold):
         decision = threshold.name.removeprefix(threshold.setting).removeprefix(": ")
         return f"`{threshold.setting}`" + (f" ({decision})" if decision else "")
@@ -91,7 +93,8 @@ def table_of(counts: Counts) -> str:
 
 
 def with_table(page: str, counts: Counts) -> str:
-    """Return a page with the table between its two marks. Raises `ValueError` without them."""
+    """Return a page with the table between its two marks. Raises `ValueError` if they are
+    missing."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -100,19 +103,19 @@ def with_table(page: str, counts: Counts) -> str:
 
 
 REQUIRED_VARIABLE: Final = "THRESHOLDS_REQUIRED"
-"""Environment variable; with "1" a full run fails that leaves a side out. On a machine without
-PostgreSQL or Azurite some sides are never taken, as their tests are skipped."""
+"""Environment variable. If it is "1", a full run fails if a side was never taken. On a machine
+without PostgreSQL or Azurite some sides are never taken, because their tests are skipped."""
 
 
 class ThresholdCounting:
-    """The plugin of one pytest process; see the module's docstring."""
+    """The plugin of one pytest process; see the module docstring."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._missing: list[str] = []
         self._counts: dict[str, list[int]] = {}
         self._own: str | None = None
-        """The folder, if it was made for this run and is removed at its end."""
+        """The folder, if it was created for this run; removed at its end."""
         folder = os.environ.get(COUNTS_VARIABLE)
         if folder is None:
             folder = self._own = tempfile.mkdtemp(prefix="penstock-thresholds-")
@@ -121,7 +124,7 @@ class ThresholdCounting:
         self._folder = Path(folder)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Sum the counts; a full run that passed fails for a side never taken if
+        """Add up the counts. A full run that passed fails for a side never taken if
         `REQUIRED_VARIABLE` is 1."""
         self._counts = read_counts(self._folder)
         if self._own is not None:
@@ -163,13 +166,13 @@ def is_full(config: pytest.Config) -> bool:
         option.ignore,
         option.ignore_glob,
     )
-    # Long tests alone take some sides; a project without the option has none.
+    # Only long tests take some of the sides; a project without the option has none.
     whole = getattr(option, "whole", True)
     return config.args_source is config.ArgsSource.TESTPATHS and whole and not any(chosen)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the table into a page; see the module's docstring. Return the exit status."""
+    """Write the table into a page; see the module docstring. Return the exit status."""
     parser = argparse.ArgumentParser(description="Writes counts of thresholds into a page.")
     parser.add_argument("page", type=Path)
     parser.add_argument("--from", dest="folder", type=Path, help="a folder of counts")

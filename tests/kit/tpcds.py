@@ -1,6 +1,6 @@
-"""The schemas of TPC-DS: its 24 tables in the specification's names, and their primary keys.
+"""The schemas of TPC-DS: its 24 tables with the names of the specification, and their primary keys.
 
-Columns of a key are never NULL; all others may be, as the benchmark's data have it.
+Key columns are never NULL; all others may be, as in the benchmark's data.
 """
 
 from __future__ import annotations
@@ -215,4 +215,4 @@ SCHEMAS: Final[dict[str, TableSchema]] = {
         "text, web_zip text, web_country text, web_gmt_offset rate, web_tax_percentage rate",
     ),
 }
-"""Table → its schema."""
+"""The schema of each table."""

@@ -1,7 +1,7 @@
-"""The TPC-H queries that are maintained by delta rules, and the tables they read.
+"""The TPC-H queries that are maintained by delta rules, and the tables that they read.
 
-Texts are the benchmark's with its validation parameters, without ORDER BY and LIMIT (q3, q10: a
-reader takes the first rows) and with dates already added up.
+The queries are the benchmark's with its validation parameters, without ORDER BY and LIMIT (for q3
+and q10 a reader takes the first rows), and with dates already computed.
 """
 
 from __future__ import annotations

@@ -29,14 +29,14 @@ NODES: Final[Mapping[StateGroup, str]] = {
     frozenset(REST): " or ".join(state.value for state in REST),
     frozenset(LIVE): "hydrating, at rest, or with a step",
 }
-"""Names of the single states, and of the groups."""
+"""Names of the single states and of the groups."""
 
 
 def state_diagram(table: TransitionTable) -> str:
-    """Return the diagram of a table, without fences.
+    """Return the diagram of a table of transitions, without fences.
 
-    >>> from actors.replica.dataflow.events import StepComputed, on_event, moves
-    >>> leads = moves([DataflowPhase.RUNNING], DataflowPhase.COMMITTING, stays=True)
+    >>> from actors.replica.dataflow.events import StepComputed, on_event, same_targets
+    >>> leads = same_targets([DataflowPhase.RUNNING], DataflowPhase.COMMITTING, stays=True)
     >>> print(state_diagram(on_event(StepComputed, lambda machine, event: [], leads)))
     stateDiagram-v2
         state "running" as s0
@@ -59,7 +59,7 @@ def state_diagram(table: TransitionTable) -> str:
 
 
 def _arrows(table: TransitionTable, event: type) -> Iterator[tuple[StateGroup, StateGroup]]:
-    """Yield the arrows of one event: groups first, then what they leave over."""
+    """Yield the arrows of one event: groups first, then the remaining states."""
     left = {
         (state, target)
         for (state, kind), transition in table.items()
@@ -77,12 +77,13 @@ def _arrows(table: TransitionTable, event: type) -> Iterator[tuple[StateGroup, S
 
 
 def _moves_between(start: StateGroup, end: StateGroup) -> frozenset[StateMove]:
-    """Return the moves from each state of a group to each of another, but none that stays."""
+    """Return the moves from each state of a group to each state of another, except to itself."""
     return frozenset(move for move in product(start, end) if move[0] is not move[1])
 
 
 def with_diagram(page: str) -> str:
-    """Return a page with the diagram between its two marks. Raises `ValueError` without them."""
+    """Return a page with the diagram between its two marks. Raises `ValueError` if they are
+    missing."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -92,7 +93,7 @@ def with_diagram(page: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the diagram into a page, or print it; see the module's docstring. Return the exit
+    """Write the diagram into a page, or print it; see the module docstring. Return the exit
     status."""
     parser = argparse.ArgumentParser(description="Draws the transitions of a dataflow.")
     parser.add_argument("page", type=Path, nargs="?")

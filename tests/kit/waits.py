@@ -1,15 +1,15 @@
 """Records which actors' handlers wait for which actors, as a graph, and finds its cycles.
 
-Theory of operation. An actor that waits to send handles no message. If the receiver waits, directly
-or through others, for the sender, all of them are deadlocked as soon as their mailboxes are full.
-So sends that wait must form a graph without a cycle, whatever the load; answers go in reserved room
-(`Address.reply`) and never wait.
+Theory of operation. An actor that waits to send handles no message. If the receiver waits for the
+sender, directly or through others, all of them deadlock as soon as their mailboxes are full. So the
+sends that may wait must form an acyclic graph, whatever the load. Answers use `ActorAddress.reply`,
+which never waits.
 
-`WaitingMailbox` takes the place of `BoundedMailbox` (`ActorSystem.mailbox_type`) in a test that
-runs all actors of the service, and notes an edge for every `send` made by a handler, whether or not
-it had to wait that time, and for every ask (which waits for its answer). An actor's effects wait
-beside its handler: they block no mailbox, and draw no edge. `cycle` finds a cycle, `drawing` is the
-graph as Mermaid text. Edges of paths that the run did not take are not seen.
+`WaitingMailbox` replaces `BoundedMailbox` (`ActorSystem.mailbox_type`) in a test that runs all
+actors of the service. It records an edge for every `send` by a handler, whether or not it had to
+wait this time, and for every ask, which waits for its answer. The effects of an actor run
+concurrently with its handler: they block no mailbox and have no edges. `cycle` finds a cycle, and
+`drawing` returns the graph as Mermaid text. Edges on paths that the run did not take are missing.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from actors.runtime.kernel.actor import HANDLING
 M = TypeVar("M")
 
 Edge = tuple[str, str]
-"""(waiting actor's path, path of the actor that it waits for)."""
+"""(path of the waiting actor, path of the actor for which it waits)."""
 
 
 class WaitingMailbox(BoundedMailbox[M]):
-    """A mailbox that notes which actor's handler sends to it."""
+    """A mailbox that records which actor's handler sends to it."""
 
     __slots__ = ()
 
     edges: ClassVar[dict[Edge, set[str]]] = {}
-    """Kinds of the messages on each edge."""
+    """Types of the messages on each edge."""
 
     async def send(self, message: M) -> None:
-        """Note the edge and send as `BoundedMailbox.send` does; an ask sends its message in this
-        way, too."""
+        """Record the edge and send like `BoundedMailbox.send`. An ask sends its message this way
+        too."""
         sender = HANDLING.get()
         if sender is not None:
             self.edges.setdefault((sender.path, self.path), set()).add(type(message).__name__)
@@ -44,12 +44,13 @@ class WaitingMailbox(BoundedMailbox[M]):
 
 
 def by_role(edges: Iterable[Edge], role: Callable[[str], str]) -> list[Edge]:
-    """Return the edges between roles instead of paths, sorted, each once."""
+    """Return the edges between roles instead of paths, sorted and without duplicates."""
     return sorted({(role(sender), role(receiver)) for sender, receiver in edges})
 
 
 def cycle(edges: Iterable[Edge]) -> list[str] | None:
-    """Return a cycle, as the nodes along it (first and last are one); None when there is none."""
+    """Return a cycle as the list of its nodes, of which the first and last are the same; None if
+    there is no cycle."""
     ways: dict[str, list[str]] = {}
     for sender, receiver in edges:
         ways.setdefault(sender, []).append(receiver)
@@ -75,8 +76,8 @@ def cycle(edges: Iterable[Edge]) -> list[str] | None:
 
 
 def drawing(edges: Iterable[Edge]) -> str:
-    """Return the graph as a Mermaid flowchart: an arrow from each waiter to the actor it waits
-    for."""
+    """Return the graph as a Mermaid flowchart: an arrow from each waiting actor to the actor for
+    which it waits."""
     edges = list(edges)
     names = sorted({name for edge in edges for name in edge})
     numbers = {name: f"n{index}" for index, name in enumerate(names)}

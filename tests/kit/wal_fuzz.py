@@ -1,10 +1,10 @@
 """Fuzzed bytes for the parsers of the WAL: accepted, or rejected with exactly one named error.
 
-Pure. A `Target` hands bytes to one parser and returns the error or None; it raises any other error,
-which is a bug, as is a message that cannot be encoded again, or decodes to another one then. The
-suite and the campaign of ``tests/proof/fuzz_wal.py`` share it.
+Pure. A `FuzzTarget` gives bytes to one parser and returns the error or None. It raises any other
+error, which is a bug, as is a message that cannot be encoded again or then decodes to another one.
+The test suite and ``tests/proof/fuzz_wal.py`` share this module.
 
-A further parser needs a line in `TARGETS`.
+To add a parser, add a line to `TARGETS`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ def message_of(decode: Callable[[bytes], Any], encode: Callable[[Any], bytes]) -
 
 
 def read_startup(data: bytes) -> PenstockError | None:
-    """Read a first packet, and the bytes behind its first 0xFF as a password. No token is known;
-    every password of even length is a signed one of one tenant."""
+    """Read a first packet, and the bytes after its first 0xFF as a password.
+
+    No token is known; every password of even length counts as a signed token for one tenant.
+    """
     packet, _, password = data.partition(b"\xff")
 
     def check(password: bytes) -> TenantGrant:
@@ -88,7 +90,8 @@ def read_reader(data: bytes) -> PenstockError | None:
 
 
 def read_peer_status(data: bytes) -> PenstockError | None:
-    """Read a row with a peer's status; a status that is accepted must survive our own row."""
+    """Read a row with a peer's status. An accepted status must survive a round trip through our own
+    row."""
     try:
         status = parse_status(read_row(data))
     except MalformedFrame as error:
@@ -161,9 +164,10 @@ TARGETS: Final[dict[str, Target]] = {
 
 
 def mutated_wal(data: bytes, others: list[bytes], rng: Random) -> bytes:
-    """Return the bytes, changed a few times with knowledge of the formats.
+    """Return the bytes with a few changes, made with knowledge of the formats.
 
-    Half of the changes work on reversed bytes: so numbers of either byte order are changed."""
+    Half of the changes work on reversed bytes, so that numbers of either byte order are changed.
+    """
     for _ in range(rng.randint(1, 3)):
         if rng.random() < 0.5:
             data = mutated(data, others, rng)

@@ -1,12 +1,11 @@
-"""Fuzzed bytes for the decoders and the handshakes: accepted, or rejected with exactly one named
-error.
+"""Fuzzed bytes for decoders and handshakes: accepted, or rejected with exactly one named error.
 
-Pure: no socket, no clock. A `FuzzTarget` is one reader of a peer's bytes; `FuzzTarget.read` hands
-it some, in pieces of any size, and returns the outcome. Any error but a `RemoteProtocolError` (or a
-refusal of the same kind) is raised: a bug. `mutated` changes bytes with knowledge of the format:
-lengths, kinds and names of msgpack, parts of other messages.
+Pure, without socket and clock. A `FuzzTarget` reads a peer's bytes: `FuzzTarget.read` gets them in
+pieces of any size and returns the outcome. Any error except a `RemoteProtocolError` (or a refusal
+of the same kind) is raised and is a bug. `mutated` changes bytes with knowledge of the format:
+lengths, kinds and names in msgpack, parts of other messages.
 
-The suite and the campaign of `tests/proof/fuzz_protocol.py` share this.
+The test suite and ``tests/proof/fuzz_protocol.py`` share this module.
 """
 
 from __future__ import annotations
@@ -37,12 +36,13 @@ FRAME_BYTES_MAX: Final = 1 << 20
 MAGIC: Final = b"PENSFUZZ"
 KNOWN_TOKEN: Final = b"t" * 32
 EDGES: Final = (0x00, 0x7F, 0x80, 0x90, 0xA0, 0xC0, 0xC1, 0xC4, 0xC6, 0xCA, 0xCB, 0xCF, 0xD3, 0xD7)
-"""Bytes with which values of msgpack begin; together with `MORE_EDGES` all kinds."""
+"""First bytes of msgpack values; together with `MORE_EDGES`, of all kinds."""
 MORE_EDGES: Final = (0xD9, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF, 0xE0, 0xFF)
 
 
 class FuzzOutcome(msgspec.Struct, frozen=True):
-    """The outcome of some bytes: a number of messages, then an error if there was one."""
+    """The outcome of reading some bytes: a number of messages, and the error that followed, if
+    any."""
 
     accepted: int
     error: PenstockError | None = None
@@ -53,7 +53,7 @@ class FuzzTarget(msgspec.Struct, frozen=True):
 
     name: str
     read: Callable[[bytes, int], FuzzOutcome]
-    """Reads the bytes, in pieces of the given size."""
+    """Reads the bytes in pieces of the given size."""
 
 
 def _pieces(data: bytes, size: int, buffer: FrameBuffer, took: Callable[[], None]) -> None:
@@ -70,8 +70,7 @@ def _pieces(data: bytes, size: int, buffer: FrameBuffer, took: Callable[[], None
 
 
 def frames_of(kind: Any, follow: Callable[[], Callable[[Any], None]] | None = None) -> Any:
-    """Return a reader of a stream of frames of that type; `follow` makes a check of the
-    messages."""
+    """Return a reader of a stream of frames of a type. `follow` makes a check for the messages."""
 
     def read(data: bytes, size: int) -> FuzzOutcome:
         codec: FrameCodec[Any] = FrameCodec(kind, FRAME_BYTES_MAX)
@@ -85,7 +84,7 @@ def frames_of(kind: Any, follow: Callable[[], Callable[[Any], None]] | None = No
                 message = codec.decode(body)
                 if look is not None:
                     look(split_context(message)[0])
-                # a decoded message can be encoded again, and decodes to the same
+                # a decoded message can be encoded again and decodes to the same
                 again = codec.encode(message)
                 assert codec.encode(codec.decode(memoryview(again)[HEADER.size :])) == again
                 accepted += 1
@@ -124,7 +123,7 @@ def handshake_of(make: Callable[[_Memory], Coroutine[Any, Any, Any]]) -> Any:
     def read(data: bytes, size: int) -> FuzzOutcome:
         steps = make(_Memory(data))
         try:
-            steps.send(None)  # never suspends: all bytes are in memory
+            steps.send(None)  # never suspends, because all bytes are in memory
         except StopIteration:
             return FuzzOutcome(1)
         except (RemoteProtocolError, ConnectionBroken, ResourceBusy) as error:
@@ -174,7 +173,8 @@ HANDSHAKES: Final = (
     HandshakeOpening(MAGIC, 2, "blue").encode() + bytes([5]) + b"never",
     HandshakeOpening(b"PENSBUSY", 2).encode(),
 )
-"""Whole handshakes: a dialler's, a listener's that accepts, one that refuses, one that is busy."""
+"""Complete handshakes: of a connecting side, and of a listener that accepts, refuses, or is
+busy."""
 
 
 def framed(bodies: list[bytes]) -> bytes:
@@ -183,7 +183,7 @@ def framed(bodies: list[bytes]) -> bytes:
 
 
 def mutated(data: bytes, others: list[bytes], rng: Random) -> bytes:
-    """Return the bytes, changed once in a way that a decoder may stumble over."""
+    """Return the bytes with one change that may break a decoder."""
     if not data:
         return rng.choice(others)[: rng.randint(0, 40)] if others else b"\x00"
     at = rng.randrange(len(data))

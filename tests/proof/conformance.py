@@ -1,13 +1,13 @@
-"""The queries of TPC-H, NEXMark and TPC-DS as views, each judged by plain Spark.
+"""Judge the queries of TPC-H, NEXMark and TPC-DS, as views, by plain Spark.
 
     python tests/proof/conformance.py [--corpus tpch] [--only q01,q14a] [--scale 0.001]
         [--changes 100] [--seed 0] [--growth] [--modes] [--trees] [--prepared]
         [--json F] [--write docs/reference/conformance.md]
 
-Prints a line a query and a summary; exit status 1 when one of them is wrong. With ``--growth``
-each is judged at ten times the data, too, and ``--write`` tells the rows read at both. ``--modes``
-fails where a query's tree or mode is not as it was kept; ``--trees`` keeps them, which a new
-release of Spark needs once: see `tests.kit.plan_trees`.
+Prints one line per query and a summary. The exit status is 1 if a query is wrong. With ``--growth``
+each query is also judged at ten times the data, and ``--write`` shows the rows read at both scales.
+``--modes`` fails if a query's tree or mode differs from the stored one. ``--trees`` stores them,
+once for each new release of Spark: see `tests.kit.plan_trees`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ FOLDER = Path(__file__).resolve().parent.parent / "corpora"
 GROWTH = 10
 SCALE = 0.001
 QUERIES_FEW = 3
-"""Over more the JVM's second compiler pays."""
+"""With more queries, the JVM's second compiler pays off."""
 
 
 def chosen(corpora: list[str], only: str) -> list[list[CorpusQuery]]:
-    """Return the queries that were asked for, a list a corpus."""
+    """Return the selected queries, one list per corpus."""
     names = set(filter(None, only.split(",")))
     found = []
     for corpus in corpora or CORPORA:
@@ -56,7 +56,7 @@ def chosen(corpora: list[str], only: str) -> list[list[CorpusQuery]]:
 
 
 def settings_for(given: argparse.Namespace, queries: int) -> Settings:
-    """Return the engine's settings for so many queries."""
+    """Return the engine's settings for this many queries."""
     if queries > QUERIES_FEW:
         return for_plans_run_once(Settings(), 0 if given.prepared else 1)
     return Settings() if given.prepared else for_few_steps(Settings())
@@ -90,10 +90,10 @@ async def run(given: argparse.Namespace) -> list[QueryJudgement]:
 
 
 def main() -> int:
-    """Run the campaign; 0 when all is well."""
+    """Run the campaign, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--corpus", action="append", default=[], choices=sorted(CORPORA))
-    parser.add_argument("--only", default="", help="names of queries, with commas between them")
+    parser.add_argument("--only", default="", help="comma-separated names of queries")
     parser.add_argument("--scale", type=float, default=SCALE)
     parser.add_argument("--changes", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -101,12 +101,12 @@ def main() -> int:
     parser.add_argument(
         "--modes",
         action="store_true",
-        help="compile only, judge nothing, and fail where a tree or mode is not as it was kept",
+        help="only compile, and fail if a tree or mode differs from the stored one",
     )
     parser.add_argument(
         "--trees",
         action="store_true",
-        help="as --modes, and keep the trees of this Spark",
+        help="like --modes, and store the trees of this Spark",
     )
     parser.add_argument(
         "--prepared", action="store_true", help="keep the plans of steps, as a service does"
@@ -121,13 +121,13 @@ def main() -> int:
     if given.trees:
         keep_trees(FOLDER, made)
     elif changed:
-        print(f"not as tests/corpora/trees-*.txt have it:\n{changed}")
+        print(f"different from tests/corpora/trees-*.txt:\n{changed}")
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
     if given.write is not None:
         how = (
-            f"Scale {given.scale:g}, about {given.changes} changes a time over the tables of a "
-            f"query, seed {given.seed}. Last made: {summary(found)}."
+            f"Scale {given.scale:g}, about {given.changes} changes per timestamp over the tables "
+            f"of a query, seed {given.seed}. Last run: {summary(found)}."
         )
         given.write.write_text(write_page(found, how))
     return 1 if judged_wrong(found) or (changed and not given.trees) else 0

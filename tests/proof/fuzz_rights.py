@@ -73,8 +73,8 @@ ABORTED = "25P02"
 _CHANGES = frozenset({"insert", "copy in", "update", "delete"})
 """Kinds of steps whose effect is that of a transaction's end."""
 _BEYOND = re.compile(
-    r"in-memory engine|oracle cannot run|names are not qualified here|SINGLE_PART_NAMESPACE"
-    r"|has no relation 'penstock.public"
+    r"in-memory engine|oracle cannot run|qualified names are not supported here"
+    r"|SINGLE_PART_NAMESPACE|unknown relation 'penstock.public"
 )
 """Errors of statements that are right, and that this engine or door does not know."""
 _NOTHING = frozenset({"INSERT 0 0", "UPDATE 0", "DELETE 0", "MERGE 0"})

@@ -1,12 +1,12 @@
-"""The service on each release of Spark that it runs on.
+"""Run tests of the service on each supported release of Spark.
 
     python tests/proof/spark_matrix.py [--releases 4.0,4.3] [--trials "views,view scripts"]
         [--every 8] [--environments .venv/spark] [--write]
 
-Each release is tried in an environment of its own (`make matrix` makes them): the plans of the
-public queries, the tests that need Spark, and all view scripts. Prints a line a trial, with its
-log's name when it fails; exit status 1 if one does. ``--write`` puts what was seen into
-docs/reference/spark-releases.md; what was not tried stays as the page has it.
+Each release has its own environment (`make matrix` creates them) and runs the plans of the public
+queries, the tests that need Spark, and all view scripts. Prints one line per trial, with the name
+of its log if it fails. The exit status is 1 if a trial fails. ``--write`` writes the results into
+docs/reference/spark-releases.md and keeps earlier results of other trials.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from actors.engine.spark.spark_releases import NEWEST, RELEASES
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "reference" / "spark-releases.md"
-BEGIN: Final = "<!-- what `make matrix` saw -->\n"
-END: Final = "<!-- end of what it saw -->\n"
+BEGIN: Final = "<!-- results of `make matrix` -->\n"
+END: Final = "<!-- end of results -->\n"
 TRIAL_SECONDS_MAX: Final = 3 * 3600
 PYTEST: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rsf", "-m", "spark")
 PENSTOCK: Final = ("-c", "import sys; from actors.doors.commands.cli import main; sys.exit(main())")
@@ -51,7 +51,7 @@ TRIALS: Final[Mapping[str, tuple[str, ...]]] = {
     "engine, all": (*PYTEST, "tests/engine/spark"),
     "view scripts": (*PENSTOCK, "check-views", SCRIPTS),
 }
-"""Arguments of Python, by what is tried."""
+"""Arguments of Python for each trial."""
 NOT_TRIED: Final = "–"
 _SUMMARY: Final = re.compile(
     r"^\d+ (?:queries|views): .*$|^(?:\d+ \w+(?:, )?)+(?: in [\d.]+s.*)?$", re.MULTILINE
@@ -59,7 +59,7 @@ _SUMMARY: Final = re.compile(
 
 
 class TrialResult(NamedTuple):
-    """What was seen of one trial on one release."""
+    """The result of one trial on one release."""
 
     ok: bool
     told: str
@@ -74,19 +74,19 @@ def python_of(release: tuple[int, int], environments: Path) -> Path:
 
 
 def text_of(release: tuple[int, int]) -> str:
-    """Return a release as its users write it."""
+    """Return a release as users write it."""
     return f"{release[0]}.{release[1]}"
 
 
 def version_of(python: Path) -> str:
-    """Return the version of the PySpark that a Python has."""
+    """Return the PySpark version installed for a Python."""
     asked = "import importlib.metadata as m; print(m.version('pyspark'))"
     done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
 def with_scripts(arguments: tuple[str, ...], every: int) -> list[str]:
-    """Return arguments with one view script in so many."""
+    """Return the arguments, with every `every`-th view script."""
     made: list[str] = []
     for each in arguments:
         found = sorted(ROOT.glob(SCRIPTS))[::every] if each == SCRIPTS else [each]
@@ -95,27 +95,27 @@ def with_scripts(arguments: tuple[str, ...], every: int) -> list[str]:
 
 
 def chosen_trials(text: str) -> list[str]:
-    """Return trials by their names, with commas between them; raise `ValueError` that tells a name
-    that there is not. A name may have a comma of its own.
+    """Return the trials in a comma-separated list. Names may themselves contain commas. Raises
+    `ValueError` for an unknown name.
 
     >>> chosen_trials("views, engine, all,Spark Connect")
     ['Spark Connect', 'views', 'engine, all']
     >>> chosen_trials("views, engine")
     Traceback (most recent call last):
     ...
-    ValueError: there is no trial 'engine'
+    ValueError: unknown trial 'engine'
     """
     known = "|".join(re.escape(name) for name in TRIALS)
     whole = re.compile(rf"(?:^|(?<=,))\s*({known})\s*(?:,|$)")
     unknown = whole.sub("", text).strip(", ")
     if unknown or not text.strip():
-        raise ValueError(f"there is no trial {unknown!r}")
+        raise ValueError(f"unknown trial {unknown!r}")
     found = whole.findall(text)
     return [name for name in TRIALS if name in found]
 
 
 def run_trial(python: Path, arguments: list[str], log: Path) -> TrialResult:
-    """Run one trial; its output goes to `log`."""
+    """Run one trial. Its output goes to `log`."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     with log.open("w") as out:
         done = subprocess.run(
@@ -131,7 +131,7 @@ def run_trial(python: Path, arguments: list[str], log: Path) -> TrialResult:
 
 
 def summary_of(text: str) -> str:
-    """Return the line of an output that sums it up, without its time; else the last one.
+    """Return the summary line of an output, without the duration, or else its last line.
 
     >>> summary_of("....\\n2 failed, 31 passed, 4 deselected in 5.01s (0:00:05)\\n")
     '2 failed, 31 passed'
@@ -149,7 +149,7 @@ def summary_of(text: str) -> str:
 def try_release(
     release: tuple[int, int], trials: list[str], given: argparse.Namespace, logs: Path
 ) -> Iterator[tuple[str, str, TrialResult]]:
-    """Run trials by one release; yield its version, the trial and what was seen."""
+    """Run trials on one release, and yield its version, the trial and the result."""
     python = python_of(release, given.environments)
     version = version_of(python)
     for number, name in enumerate(trials):
@@ -163,7 +163,7 @@ def try_release(
 
 
 def table_of(seen: Mapping[str, Mapping[str, TrialResult]]) -> str:
-    """Return the table of what was seen, by version.
+    """Return the table of results by version.
 
     >>> print(table_of({"4.1.4": {"view scripts": TrialResult(False, "3 views: 1 wrong")}}), end="")
     | | Spark 4.1.4 |
@@ -183,7 +183,7 @@ def table_of(seen: Mapping[str, Mapping[str, TrialResult]]) -> str:
 
 
 def read_table(text: str) -> dict[str, dict[str, TrialResult]]:
-    """Return what a table says, by version.
+    """Parse a table into results by version.
 
     >>> seen = {"4.1.4": {"view scripts": TrialResult(False, "3 views: 1 wrong")}}
     >>> read_table(table_of(seen)) == seen
@@ -206,7 +206,7 @@ def read_table(text: str) -> dict[str, dict[str, TrialResult]]:
 
 
 def write_page(version: str, name: str, found: TrialResult) -> None:
-    """Write what was seen into the page; of a release only the version that was seen last."""
+    """Write a result into the page, which keeps only the latest version of each release."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     old, _, after = rest.partition(END)
     release = version.rpartition(".")[0]
@@ -222,22 +222,22 @@ def write_page(version: str, name: str, found: TrialResult) -> None:
 
 
 def main() -> int:
-    """Run the matrix; 0 when all is well."""
+    """Run the matrix, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     every = ",".join(map(text_of, RELEASES))
-    parser.add_argument("--releases", default=every, help=f"with commas between them: {every}")
-    parser.add_argument("--trials", default=",".join(TRIALS), help="names, with commas")
-    parser.add_argument("--every", type=int, default=1, help="take one view script in so many")
+    parser.add_argument("--releases", default=every, help=f"comma-separated, of {every}")
+    parser.add_argument("--trials", default=",".join(TRIALS), help="comma-separated names")
+    parser.add_argument("--every", type=int, default=1, help="run every N-th view script")
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv" / "spark")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     given = parser.parse_args()
     chosen = [each for each in RELEASES if text_of(each) in given.releases.split(",")]
     if len(chosen) != len(given.releases.split(",")):
-        parser.error(f"--releases {given.releases}: there are {every}")
+        parser.error(f"--releases {given.releases}: expected some of {every}")
     try:
         trials = chosen_trials(given.trials)
     except ValueError as error:
-        parser.error(f"--trials: {error}; there are: {'; '.join(TRIALS)}")
+        parser.error(f"--trials: {error}: expected some of {'; '.join(TRIALS)}")
     logs = Path(tempfile.mkdtemp(prefix="penstock-matrix-"))
     all_well = True
     for release in chosen:
@@ -248,7 +248,7 @@ def main() -> int:
     if all_well:
         shutil.rmtree(logs)
     else:
-        print(f"what failed is told in {logs}", flush=True)
+        print(f"logs of failed trials: {logs}", flush=True)
     return 0 if all_well else 1
 
 

@@ -199,7 +199,7 @@ async def test_what_is_tried_again_keeps_its_place(stage: ActorIsolation) -> Non
         await task.send(FetchPart(10, store.put(key, 1)))
     await stage.idle()
     assert store.attempts == {"p": 1}
-    assert "1 between attempts), 1 wait" in task.statistics().doing
+    assert "1 between attempts), 1 waiting" in task.statistics().doing
     await stage.advance(1000)
     await probe.expect(PartFetched, key="p")
     await probe.expect(PartFetched, key="q")

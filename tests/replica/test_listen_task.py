@@ -304,15 +304,17 @@ async def test_it_says_that_it_pauses_and_that_it_goes_on(stage: ActorIsolation)
     shard = FakeShard()
     task, probe = spawn(stage, shard, settings)
     await stage.idle()
-    assert task.statistics().doing == "waits for the start signal"
+    assert task.statistics().doing == "waiting for the start signal"
     await task.send(StartListen(-1, False))
     await stage.idle()
-    assert task.statistics().doing == "listens to s1 from [0]"
+    assert task.statistics().doing == "listening to s1 from [0]"
     for index in range(3):
         shard.append(index + 1, f"p{index}", bytes=60)
     await probe.expect(PartsDescribed, upper=1)
     await stage.idle()
-    doing = "waits for a grant (1 descriptions unanswered): 2 batches of 120 bytes, credit 40"
+    doing = (
+        "waiting for a grant (1 descriptions unanswered): 2 descriptions of 120 bytes, credit 40"
+    )
     assert task.statistics().doing == doing
     assert shard.waiting_in_next == 0, "it takes no more from the shard"
     await task.send(GrantDescriptions(60))
@@ -321,7 +323,7 @@ async def test_it_says_that_it_pauses_and_that_it_goes_on(stage: ActorIsolation)
     await probe.expect(PartsDescribed, upper=3)
     await task.send(GrantDescriptions(60))
     await stage.idle()
-    assert task.statistics().doing == "listens to s1 from [3]"
+    assert task.statistics().doing == "listening to s1 from [3]"
 
 
 async def test_what_was_described_is_held_beyond_the_last_description(
@@ -523,7 +525,7 @@ async def test_a_store_that_fails_is_asked_again(stage: ActorIsolation) -> None:
         assert "timed out" in task.statistics().doing
         await stage.advance(delay_ms)
     await probe.expect(PartsDescribed, snapshot=True)
-    assert task.statistics().doing == "listens to s1 from [5]"
+    assert task.statistics().doing == "listening to s1 from [5]"
     # Each asking has all attempts.
     shard.failures = [StorageError("timed out", determinate=True) for _ in range(2)]
     shard.append(9, "q")

@@ -253,7 +253,7 @@ async def test_a_task_that_crashes_freezes_its_source(h: House) -> None:
     (fetch,) = h.fetches.running
     await fetch.crash()
     failed = await dataflow.expect(ListenFailed, incarnation=7, input_index=0)
-    assert str(failed.error) == f"{fetch.address.path} failed; see the log"
+    assert str(failed.error) == f"{fetch.address.path} crashed; see the log"
 
 
 async def test_a_source_that_is_caught_up_ends_with_its_dataflow(
@@ -352,8 +352,8 @@ async def test_commands_of_a_lot_take_effect_one_after_the_other(
     early, late = [await h.response(PeekResponse) for _ in peeks]
     assert (early.uuid, late.uuid) == ("p1", "p2")
     # The first peek had begun when the index was dropped, and the other one had not.
-    assert "dropped while a read of it waited" in early.result.text
-    assert "there is no index i1" in late.result.text
+    assert "was dropped before a pending read could run" in early.result.text
+    assert "index i1 does not exist" in late.result.text
 
 
 async def test_an_install_that_fails_is_tried_again_and_says_so(

@@ -220,5 +220,5 @@ def test_a_header_counts_in_the_frame() -> None:
     size = len(FrameCodec(compute.Command, 1000).encode(message)) - HEADER.size
     codec: FrameCodec[Any] = FrameCodec(compute.Command, size)
     assert len(codec.encode(message)) == size + HEADER.size
-    with pytest.raises(LocalProtocolError, match="CancelPeek takes"):
+    with pytest.raises(LocalProtocolError, match="CancelPeek is too large"):
         codec.encode(TracedMessage(message, CONTEXT))

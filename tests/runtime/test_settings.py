@@ -81,9 +81,9 @@ def test_a_setting_that_is_not_there_is_refused_with_the_nearest(
     file = tmp_path / "settings.toml"
     file.write_text(f"{wrong} = 1\n")
     for given in ({"flags": {wrong: "1"}}, {"file": file}):
-        with pytest.raises(BadSettings, match=f"no setting '{wrong}'; did you mean '{right}'"):
+        with pytest.raises(BadSettings, match=f"unknown setting '{wrong}'; did you mean '{right}'"):
             load(environment={}, **given)
-    with pytest.raises(BadSettings, match=r"no setting 'zzz'$"):
+    with pytest.raises(BadSettings, match=r"unknown setting 'zzz'$"):
         load(environment={}, flags={"zzz": 1})
 
 
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_named(flags: dict[str, Any], text: str) -> None:
 
 def test_texts_are_never_changed_by_spark() -> None:
     for value in ("true", " TRUE", "${env:X}"):
-        with pytest.raises(BadSettings, match=r"variable\.substitute = .* always false"):
+        with pytest.raises(BadSettings, match=r"variable\.substitute = .* must be false"):
             load(flags={"spark_conf": {"spark.sql.variable.substitute": value}})
     load(flags={"spark_conf": {"spark.sql.variable.substitute": "false"}})
 
@@ -175,6 +175,6 @@ def test_variables_that_are_no_settings_are_told(caplog: pytest.LogCaptureFixtur
     assert caplog.messages == []
     warn_of_variables({"PENSTOCK_WORKRES": "2", "PENSTOCK_SPARK_CONF": "x"})
     (first, second) = caplog.messages
-    assert "PENSTOCK_WORKRES is no setting" in first
+    assert "ignoring environment variable PENSTOCK_WORKRES" in first
     assert "did you mean 'PENSTOCK_WORKERS'?" in first
     assert "PENSTOCK_SPARK_CONF" in second

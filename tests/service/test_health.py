@@ -243,7 +243,7 @@ async def test_a_fault_of_a_page_ends_nothing() -> None:
     pages = {"/broken": msgspec.structs.replace(liveness_page(), respond=broken)}
     async with HttpPages(pages, Settings()).serve("127.0.0.1:0", "metrics_listen") as url:
         for _ in range(2):
-            assert await get(f"{url}/broken") == (500, "internal fault\n")
+            assert await get(f"{url}/broken") == (500, "internal error\n")
 
 
 # -- who may ---------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ async def test_a_fault_of_a_page_ends_nothing() -> None:
 
 @pytest.mark.parametrize("address", ["nowhere", "unix:/run/x.sock", "127.0.0.1:99999"])
 async def test_an_address_that_is_none_is_named(address: str) -> None:
-    with pytest.raises(BadSettings, match=r"metrics_listen = .* give"):
+    with pytest.raises(BadSettings, match=r"metrics_listen = .* expected"):
         async with HttpPages({}, Settings()).serve(address, "metrics_listen"):
             pass
 

@@ -175,7 +175,7 @@ async def test_wishes_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> Non
             ({"where": [("nothere", "=", 1)]}, "no column 'nothere'"),
             ({"where": [("id", "like", 1)]}, "one of ="),
             ({"where": [("id", "=")]}, "one of ="),
-            ({"columns": ["id", "ID"]}, "twice"),
+            ({"columns": ["id", "ID"]}, "duplicate"),
             ({"order_by": ["nothere desc"]}, "no column"),
             ({"order_by": ["id sideways"]}, "COLUMN"),
             ({"limit": -1}, "limit -1"),

@@ -92,7 +92,7 @@ async def test_controllers_prove_themselves_with_tokens_of_their_own(tmp_path: P
         async with Service(settings, engine=in_memory_engine()) as service:
             assert service.cluster_address
             as_client = msgspec.structs.replace(settings, cluster_token_file=settings.token_file)
-            with pytest.raises(AuthenticationFailed, match="token is unknown"):
+            with pytest.raises(AuthenticationFailed, match="token is not valid"):
                 await connect(service.cluster_address, as_client)
             controller = await connect(service.cluster_address, settings)
             for command in (

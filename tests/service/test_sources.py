@@ -144,7 +144,7 @@ async def test_what_is_wrong_is_refused_by_name_and_nothing_is_made(tmp_path: Pa
             await client.create_sink("k", "t", "delta", {"folder": "/etc/x"})
         assert await client.sources() == await client.sinks() == ()
         await client.create_source("n", {"kind": "counter"})
-        with pytest.raises(InvalidUsage, match="only tables are written"):
+        with pytest.raises(InvalidUsage, match="cannot write to"):
             await client.insert("n", [{"counter": 1}])
 
 
@@ -351,11 +351,9 @@ async def test_a_read_of_a_source_that_brings_nothing_says_why_it_waits(
     monkeypatch.setattr(CounterSeries, "contents", contents)
     async with running(tmp_path) as client:
         await client.create_source("n", {"kind": "counter", "rate": 1})
-        with pytest.raises(DeadlineExceeded, match="n has no contents yet: none came within 40 ms"):
+        with pytest.raises(DeadlineExceeded, match="n received no contents within 40 ms"):
             await client.peek("n", deadline_ms=40)  # expires: no contents ever come
-        with pytest.raises(
-            DeadlineExceeded, match="n has no contents yet: none came within 400 ms"
-        ):
+        with pytest.raises(DeadlineExceeded, match="n received no contents within 400 ms"):
             text = "SELECT count(*) AS n FROM n"
             async for _ in client.query(text, deadline_ms=400):  # expires: when it is analysed
                 pass

@@ -155,11 +155,11 @@ async def test_the_same_plan_goes_on(
         await life.write(client, (1, 5))
         await life.check(client)
     assert await stored(tmp_path) == before
-    assert caplog.text.count("the same plan") == len(VIEWS)
+    assert caplog.text.count("the plan is unchanged") == len(VIEWS)
     caplog.clear()
     async with running(tmp_path) as client:
         await life.check(client)
-    assert "compiled anew" not in caplog.text
+    assert "recompiled" not in caplog.text
 
 
 async def test_another_plan_rebuilds_its_view_and_no_other(
@@ -174,7 +174,7 @@ async def test_another_plan_rebuilds_its_view_and_no_other(
         await life.write(client, (1, 5))
         await life.write(client, (4, 4))
         await life.check(client)
-    assert "view sums: another plan, so it is rebuilt" in caplog.text
+    assert "view sums: the plan changed, so the view is rebuilt" in caplog.text
     after, shards = await stored(tmp_path)
     assert after == before | {"sums": ("u2-hidden0-ffffffffffff",)}
     assert not shards & set(before["sums"])
@@ -217,8 +217,8 @@ async def test_what_empty_tables_did_not_tell_is_chosen_at_the_next_start(
             changed = pa.table({"k": pa.array([1], pa.int32()), "g": [8]})
             await client.update("b", changed)
             assert (await told(client))[1] == Counter({(8, 2_000, 1_999_000): 1})
-    assert caplog.text.count("another plan, so it is rebuilt") == 1
-    assert caplog.text.count("compiled anew") == 1
+    assert caplog.text.count("the plan changed, so the view is rebuilt") == 1
+    assert caplog.text.count("recompiled") == 1
 
 
 async def test_a_plan_that_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
@@ -278,8 +278,10 @@ async def test_a_view_that_means_something_else_is_named(
             await client.wait_for("pairs", time)
             found = {each.name: each for each in (await client.status()).objects}
             assert found["sums"].state == "quarantined"
-            assert "it means something else to this version" in found["sums"].text
-            assert "its columns or their types differ" in found["sums"].text
+            assert (
+                "this version cannot compile it, or compiles it differently" in found["sums"].text
+            )
+            assert "its columns or their types would change" in found["sums"].text
             assert found["above"].text == "waits for view sums, which is quarantined"
             assert found["sums"].lag_ms > 0
             assert found["pairs"].state == "gathering"
@@ -293,7 +295,9 @@ async def test_a_view_that_means_something_else_is_named(
                 lambda: client.create_materialized_view("more", "select k from sums"),
                 lambda: anext(client.query("select k from sums group by k")),
             ):
-                with pytest.raises(InvalidUsage, match="view sums is quarantined: it means"):
+                with pytest.raises(
+                    InvalidUsage, match="view sums is quarantined: this version cannot compile it"
+                ):
                     await refused()
             with pytest.raises(ObjectInUse, match="view above"):
                 await client.drop("sums")

@@ -52,7 +52,7 @@ def test_what_is_kept_is_not_drawn() -> None:
     for seed in SEEDS:
         made = draw_settings(seed, base, SMALL_VALUES)
         assert made == base
-        assert drawn_text(base, made) == "all as by default"
+        assert drawn_text(base, made) == "all defaults"
 
 
 def test_the_text_names_what_was_drawn() -> None:

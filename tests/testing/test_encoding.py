@@ -79,7 +79,7 @@ def _address(table: pa.Table) -> int:
 def test_what_is_neither_data_nor_a_handle_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(NotEncodable, match=r"Holder holds.*Handle is no data"):
+    with pytest.raises(NotEncodable, match=r"Holder holds.*Handle is not data"):
         encode_and_decode(holder(Handle()))
     monkeypatch.setattr(encoding, "BY_REFERENCE", [*BY_REFERENCE])
     carry_by_reference(Handle)

@@ -280,7 +280,7 @@ def test_a_stage_needs_virtual_time() -> None:
         async with ActorIsolation():
             raise AssertionError("never")
 
-    with pytest.raises(TypeError, match="take the fixture `stage`"):
+    with pytest.raises(TypeError, match="use the fixture `stage`"):
         anyio.run(body)
 
 

@@ -289,6 +289,6 @@ def test_no_acceptor_cuts_off_what_it_knows_to_be_committed() -> None:
     for number in (1, 2, 3):
         five.elect(2, START, TWO, number)  # of a term that is over: not heard
         assert five.acceptors[number].flush_lsn == END
-        with pytest.raises(WalRefused, match="would cut off what was committed"):
+        with pytest.raises(WalRefused, match="would remove data committed"):
             five.elect(4, START, (TermEntry(4, START),), number)
         assert five.acceptors[number].commit_lsn == END

@@ -88,7 +88,7 @@ def test_plain_views_are_inlined_before_the_views_own_expressions() -> None:
             "--! expect-parsed v opaque\ncreate table t (a int);\n"
             "create materialized view v as select a from t;",
             1,
-            "no --! expect v of an engine with plans",
+            "--! expect-parsed v needs an --! expect v",
         ),
         ("--! random 1 2 x", 1, "whole number"),
     ],
@@ -101,7 +101,7 @@ def test_errors_name_their_line(text: str, line: int, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [("- t (1)", "so often"), ("+ t ('x')", "not a int"), ("+ t (nope)", "not a int")],
+    [("- t (1)", "too few rows"), ("+ t ('x')", "not a int"), ("+ t (nope)", "not a int")],
 )
 def test_rows_that_cannot_be_name_their_line(change: str, message: str) -> None:
     script = parse_script(f"create table t (a int);\n@ 1\n{change}", "bad.view")

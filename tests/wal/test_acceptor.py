@@ -50,27 +50,27 @@ def test_a_greeting_is_answered_with_number_membership_and_term() -> None:
 @pytest.mark.parametrize(
     ("state", "changes", "text"),
     [
-        ({}, {"pg_version": 130000}, "PostgreSQL 130000 is not known here: 140000 to 179999"),
-        ({}, {"pg_version": 180000}, "PostgreSQL 180000 is not known here"),
-        ({"pg_version": 160001}, {}, "a log of PostgreSQL 170005, this one is of 160001"),
+        ({}, {"pg_version": 130000}, "unsupported PostgreSQL 130000: expected 140000 to 179999"),
+        ({}, {"pg_version": 180000}, "unsupported PostgreSQL 180000"),
+        ({"pg_version": 160001}, {}, "log of PostgreSQL 170005, but this log is of 160001"),
         (
             {"pg_version": 160001},
             {"pg_version": 0},
-            "does not tell its version of PostgreSQL, and this log is of 160001: let it tell",
+            "did not send its PostgreSQL version, and this log is of version 160001",
         ),
-        ({}, {"tenant": "1" * 32}, f"of tenant {'1' * 32}, this is tenant {TENANT}"),
-        ({}, {"timeline": "1" * 32}, f"of timeline {'1' * 32}, this is timeline {TIMELINE}"),
-        ({"segment_bytes": SEGMENT * 2}, {}, "1048576 bytes, this log has 2097152"),
-        ({}, {"segment_bytes": 1000}, "segments of 1000 bytes: it must be a power of two"),
+        ({}, {"tenant": "1" * 32}, f"of tenant {'1' * 32}, but this is tenant {TENANT}"),
+        ({}, {"timeline": "1" * 32}, f"of timeline {'1' * 32}, but this is timeline {TIMELINE}"),
+        ({"segment_bytes": SEGMENT * 2}, {}, "1048576 bytes: this log has 2097152"),
+        ({}, {"segment_bytes": 1000}, "invalid segment size 1000: expected a power of two"),
         (
             {},
             {"membership": MembershipConfig(1, members(1, 3), members(4))},
-            "generation 1 has the members [1, 3, 4], not 2, which is in generation 0",
+            "generation 1 has the members [1, 3, 4], without node 2, which is in generation 0",
         ),
         (
             {"membership": MembershipConfig(1, members(1, 2))},
             {"membership": MembershipConfig(1, members(2, 3))},
-            "generation 1 has the members ([2, 3], []) there, and ([1, 2], []) here",
+            "generation 1 has members ([2, 3], []) there, but ([1, 2], []) here",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def test_minor_versions_pass_and_another_system_is_stored(
     assert (house.disk.state.pg_version, house.disk.state.system_id) == (170001, 9)
     house.tell(greeting())
     assert (house.disk.state.pg_version, house.disk.state.system_id) == (170005, 7)
-    assert "a proposer of system 7, where 9 was before: stored" in caplog.text
+    assert "the system id of the proposer changed to 7 (was 9)" in caplog.text
 
 
 @pytest.fixture
@@ -150,10 +150,13 @@ def test_the_history_in_a_vote_is_the_visible_one(house: House) -> None:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (VoteRequest(1, 9), "VoteRequest of generation 1, this acceptor is in 2"),
-        (VoteRequest(3, 9), "VoteRequest of generation 3, this acceptor is in 2"),
-        (ProposerElected(1, 9, START, (TermEntry(9, START),)), "ProposerElected of generation 1"),
-        (AppendRequest(0, 9, START, START, 0, 0), "AppendRequest of generation 0"),
+        (VoteRequest(1, 9), "VoteRequest is of generation 1, but this acceptor is in 2"),
+        (VoteRequest(3, 9), "VoteRequest is of generation 3, but this acceptor is in 2"),
+        (
+            ProposerElected(1, 9, START, (TermEntry(9, START),)),
+            "ProposerElected is of generation 1",
+        ),
+        (AppendRequest(0, 9, START, START, 0, 0), "AppendRequest is of generation 0"),
     ],
 )
 def test_another_generation_is_refused(message: Any, text: str) -> None:
@@ -225,21 +228,21 @@ def elected(term: int, start: int, *pairs: tuple[int, int]) -> ProposerElected:
     ("message", "text"),
     [
         (elected(9, START), "elected in term 9 with an empty history"),
-        (elected(9, START, (2, START), (1, START)), "terms must rise and LSNs not fall"),
-        (elected(9, START, (2, START), (9, START - 8)), "terms must rise and LSNs not fall"),
-        (elected(9, START, (8, START)), "[8@0/100028]: it must begin at an LSN and end with that"),
-        (elected(9, 0, (9, 0)), "[9@0/0]: it must begin at an LSN and end with that term"),
+        (elected(9, START, (2, START), (1, START)), "terms must ascend and LSNs not decrease"),
+        (elected(9, START, (2, START), (9, START - 8)), "terms must ascend and LSNs not decrease"),
+        (elected(9, START, (8, START)), "[8@0/100028]: it must start at an LSN and end with that"),
+        (elected(9, 0, (9, 0)), "[9@0/0]: it must start at an LSN and end with that term"),
         # another connection wrote since the vote
         (
             elected(9, START + 8, (1, START), (9, START + 16)),
-            "starts at 0/100030, but its log and this one part at 0/100038: connect again",
+            "starts at 0/100030, but the logs diverge at 0/100038: connect again",
         ),
         (elected(9, START + 8, (1, START + 8), (9, START + 8)), "two leaders had the same term"),
-        (elected(9, START, (1, START), (9, START)), "cut off what was committed up to 0/100030"),
-        (elected(9, START, (2, START), (9, START)), "cut off what was committed up to 0/100030"),
+        (elected(9, START, (1, START), (9, START)), "would remove data committed up to 0/100030"),
+        (elected(9, START, (2, START), (9, START)), "would remove data committed up to 0/100030"),
         (
             elected(9, START + 24, (2, START + 24), (9, START + 24)),
-            "behind the end of this log at 0/100038",
+            "after the end of this log at 0/100038",
         ),
     ],
 )
@@ -275,10 +278,10 @@ def test_appends_are_answered_with_what_is_on_disk(house: House) -> None:
 @pytest.mark.parametrize(
     ("begin", "wal", "text"),
     [
-        (START, A, "an append at 0/100028 would rewrite what is there up to 0/100030"),
-        (START, b"", "an append at 0/100028 would rewrite what is there up to 0/100030"),
-        (START + 16, A, "an append at 0/100038 would leave a gap behind 0/100030"),
-        (START + 16, b"", "an append at 0/100038 would leave a gap behind 0/100030"),
+        (START, A, "append at 0/100028 would rewrite the log, which ends at 0/100030"),
+        (START, b"", "append at 0/100028 would rewrite the log, which ends at 0/100030"),
+        (START + 16, A, "append at 0/100038 would leave a gap after 0/100030"),
+        (START + 16, b"", "append at 0/100038 would leave a gap after 0/100030"),
     ],
 )
 def test_no_gap_and_no_rewrite(house: House, begin: int, wal: bytes, text: str) -> None:
@@ -294,7 +297,9 @@ def test_no_gap_and_no_rewrite(house: House, begin: int, wal: bytes, text: str) 
 
 def test_bytes_and_positions_agree(house: House) -> None:
     house.lead(1)
-    with pytest.raises(WalRefused, match="an append of 8 bytes from 0/100028 to 0/100038"):
+    with pytest.raises(
+        WalRefused, match="append of 8 bytes does not fit its range 0/100028 to 0/100038"
+    ):
         house.tell(AppendRequest(0, 1, START, START + 16, 0, 0, A))
 
 
@@ -303,14 +308,14 @@ def test_nothing_is_appended_before_the_leader_announced_itself(house: House) ->
     house.append(1, A)
     house.tell(VoteRequest(0, 2))
     for term in (2, 3):
-        with pytest.raises(WalRefused, match=f"an append of term {term} before its leader was"):
+        with pytest.raises(WalRefused, match=f"append of term {term} before its leader was"):
             house.append(term, A)
     # nor to a new life, though it knows the term: a heartbeat could commit another's bytes
     house.lead(3)
     house.crash()
     heartbeat = house.request(3, b"", commit_lsn=START + 8)
     for message in (house.request(3, A), heartbeat, AppendUnflushed(heartbeat)):
-        with pytest.raises(WalRefused, match="an append of term 3 before its leader was announced"):
+        with pytest.raises(WalRefused, match="append of term 3 before its leader was announced"):
             house.tell(message)
     assert house.acceptor.commit_lsn == START
     with pytest.raises(InvalidUsage, match="not truncated since it was opened"):
@@ -475,7 +480,7 @@ class Disagreeing:
     [
         ({"commit_lsn": START + 9}, "persisted commit_lsn <= commit_lsn"),
         ({"backup_lsn": START + 9}, "persisted backup_lsn <= backup_lsn"),
-        ({"term": 2}, "all but the overlay is as on disk"),
+        ({"term": 2}, "everything except the overlay is as on disk"),
     ],
 )
 def test_validate_compares_with_the_disk(house: House, on_disk: dict[str, Any], rule: str) -> None:
@@ -498,5 +503,5 @@ def test_validate_compares_with_the_disk(house: House, on_disk: dict[str, Any], 
 )
 def test_validate_finds_a_state_that_cannot_be(state: dict[str, Any], rule: str) -> None:
     control = Disagreeing(ControlState(TENANT, TIMELINE, **state))
-    with pytest.raises(CorruptData, match=f"an acceptor broke its rule .*{rule}"):
+    with pytest.raises(CorruptData, match=f"an acceptor violated its rule .*{rule}"):
         AcceptorCore(NODE, control, House().wal).validate()

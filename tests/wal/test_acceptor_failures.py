@@ -96,7 +96,10 @@ def test_an_open_outcome_stops_the_acceptor(operation: str, message: Any, fault:
     assert f"{operation} failed: injected" in str(made.acceptor.stopped)
     disk = (made.disk.state, bytes(made.disk.wal), made.disk.flushed_bytes)
     for call in calls(made):
-        with pytest.raises(StorageError, match=f"stopped, since it cannot know .*{operation}") as e:
+        with pytest.raises(
+            StorageError,
+            match=f"has stopped, because the contents of the disk are unknown.*{operation}",
+        ) as e:
             call()
         assert e.value.determinate
     assert disk == (made.disk.state, bytes(made.disk.wal), made.disk.flushed_bytes)

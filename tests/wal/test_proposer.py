@@ -212,7 +212,7 @@ def test_one_node_cannot_vote_twice() -> None:
 def test_what_an_acceptor_may_not_say_now_ends_its_connection_only() -> None:
     subject = leader()
     [drop] = of(DropConnection, vote(subject, 1))
-    assert drop == DropConnection(1, "VoteResponse while active")
+    assert drop == DropConnection(1, "unexpected VoteResponse while active")
     assert subject._peers[1].session is AcceptorSession.OFFLINE
     assert answer(subject, 1, START) == [], "nothing of the old connection counts"
     assert subject.phase is ProposerPhase.ELECTED
@@ -265,7 +265,7 @@ def test_an_answer_of_another_generation_is_fatal() -> None:
 def test_an_answer_of_a_higher_term_is_fatal() -> None:
     subject = leader()
     [fatal] = of(StopProposer, subject.received(0, AppendResponse(0, subject.term + 1)))
-    assert "another leads" in fatal.reason
+    assert "another proposer leads" in fatal.reason
 
 
 def test_a_joint_membership_needs_a_quorum_of_both() -> None:
@@ -390,7 +390,7 @@ def test_appends_are_bounded_by_what_is_not_committed() -> None:
     subject = leader(pending_bytes_max=2 * CHUNK)
     subject.append(bytes(2 * CHUNK))
     assert subject.room == 0
-    with pytest.raises(InvalidUsage, match="room for 0"):
+    with pytest.raises(InvalidUsage, match="limit is now 0"):
         subject.append(b"x")
     answer(subject, 0, START + 4096)
     assert subject.room == 0
@@ -483,7 +483,7 @@ def test_without_the_donor_another_campaign_is_needed() -> None:
     assert not of(StopProposer, subject.tick(40_000)), "one is no quorum that could do without it"
     vote(subject, 2, START, history)
     [fatal] = of(StopProposer, subject.tick(40_001))
-    assert "needed of acceptor 0" in fatal.reason
+    assert "only on acceptor 0" in fatal.reason
 
 
 # -- sync mode --

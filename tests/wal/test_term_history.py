@@ -68,12 +68,12 @@ def test_highest_common_point(
 
 
 def test_a_term_that_begins_at_two_places_is_fatal() -> None:
-    with pytest.raises(WalRefused, match="term 2 begins at 0/5 for the proposer and at 0/6 for"):
+    with pytest.raises(WalRefused, match="term 2 starts at 0/5 for the proposer and at 0/6 for"):
         highest_common_point(history((1, 1), (2, 5)), history((1, 1), (2, 6)), 9)
 
 
 def test_a_history_behind_the_end_of_the_log_is_fatal() -> None:
-    with pytest.raises(WalRefused, match=r"\[1@0/1 2@0/6\] goes on behind the log's end 0/5"):
+    with pytest.raises(WalRefused, match=r"\[1@0/1 2@0/6\] extends beyond the log's end 0/5"):
         highest_common_point(history((1, 1), (2, 5)), history((1, 1), (2, 6)), 5)
 
 
@@ -81,7 +81,7 @@ def test_terms_rise_and_lsns_do_not_fall() -> None:
     check_history(())
     check_history(history((1, 5), (2, 5), (9, 6)))
     for wrong in (history((1, 5), (1, 6)), history((2, 5), (1, 6)), history((1, 5), (2, 4))):
-        with pytest.raises(WalRefused, match="terms must rise and LSNs not fall"):
+        with pytest.raises(WalRefused, match="terms must ascend and LSNs not decrease"):
             check_history(wrong)
 
 

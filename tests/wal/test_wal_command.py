@@ -98,7 +98,7 @@ async def test_its_measures_are_on_a_page(tmp_path: Path) -> None:
         assert process.stdout is not None
         port = int((await process.stdout.readline()).decode().rsplit(":", 1)[1])
         said, place = (await process.stdout.readline()).decode().rsplit(" ", 1)
-        assert said == "measures on"
+        assert said == "metrics on"
         assert await process.stdout.readline() == b"ready\n"
         proposer = await Served(port, None, None).lead()
         await push(proposer, START)

@@ -41,13 +41,13 @@ def test_a_first_segment_begins_where_its_log_does(tmp_path: Path) -> None:
     assert [(each.lsn, each.next_lsn) for each in found.records] == log.records
     assert (found.system_id, found.segment_bytes, found.major) == (77, SEGMENT_BYTES, 15)
     assert (found.whole, found.end_lsn) == (False, log.end_lsn)
-    assert found.ends == f"a record cannot have 0 bytes at 0/{log.end_lsn:X}"
+    assert found.ends == f"invalid record length 0 at 0/{log.end_lsn:X}"
     text = list(lines(found))
-    assert text[1] == "4 pages with a header, 3 whole records"
+    assert text[1] == "4 pages with a header, 3 complete records"
     assert text[2] == (
-        f"0/{START:X} 34 bytes, Heap (10) info 20, transaction 3, previous 0/0, CRC right"
+        f"0/{START:X} 34 bytes, Heap (10) info 20, transaction 3, previous 0/0, CRC correct"
     )
-    assert text[-1].startswith(f"ends at 0/{log.end_lsn:X}: a record cannot have 0 bytes")
+    assert text[-1].startswith(f"ends at 0/{log.end_lsn:X}: invalid record length 0")
 
 
 def test_a_record_may_begin_or_end_in_another_segment(tmp_path: Path) -> None:
@@ -58,9 +58,9 @@ def test_a_record_may_begin_or_end_in_another_segment(tmp_path: Path) -> None:
     first, middle, last = map(inspect, kept(tmp_path, log))
     assert [each.lsn for each in first.records] == [START]
     assert first.ends == f"the file ends within the record at 0/{log.records[1][0]:X}"
-    assert middle.ends == "a record that began in an earlier segment goes on in all of it"
+    assert middle.ends == "a record of an earlier segment fills the whole segment"
     assert [(each.lsn, each.next_lsn) for each in last.records] == log.records[2:]
-    assert last.ends == "the segment ends, and its last record with it"
+    assert last.ends == "the segment ends with a complete record"
 
 
 def test_damage_is_told_with_its_place(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_damage_is_told_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match="is zeros"):
         inspect(path)
     path.write_bytes(bytes(12))
-    with pytest.raises(InvalidUsage, match="has 12 bytes"):
+    with pytest.raises(InvalidUsage, match="12 bytes; expected a segment"):
         inspect(path)
-    with pytest.raises(InvalidUsage, match="is no name of a segment"):
+    with pytest.raises(InvalidUsage, match="invalid segment name"):
         inspect(tmp_path / "x")
     path.unlink()
     with pytest.raises(StorageError, match="could not read"):

@@ -279,7 +279,7 @@ async def test_without_an_archive_nothing_goes(tmp_path: Path) -> None:
     await pushed(timeline, SHORT, SHORT)
     await timeline.run(lambda: timeline.acceptor.record_remote_consistent(SHORT))
     clock.at_ms += SETTINGS.wal_control_age_ms
-    await timelines._keep((TENANT, TIMELINE), timeline)
+    await timelines._save_and_remove((TENANT, TIMELINE), timeline)
     assert timeline.saved.remote_consistent_lsn == SHORT, "it was saved, and looked at"
     assert len(local_segments(tmp_path)) == 2
     timelines.close()
@@ -378,7 +378,7 @@ async def test_what_was_damaged_is_named_and_written_again() -> None:
             await bucket.delete(key)
         else:
             await MemoryBlob.set(bucket, key, damaged)
-        with pytest.raises(CorruptData, match="was kept with SegmentStamp"):
+        with pytest.raises(CorruptData, match="was archived with SegmentStamp"):
             await archive_on(bucket).segment(TENANT, TIMELINE, 7)
         assert await archive.keep(TENANT, TIMELINE, 7, data)
         assert await archive_on(bucket).segment(TENANT, TIMELINE, 7) == data
@@ -397,7 +397,7 @@ async def test_what_is_read_back_otherwise_does_not_count() -> None:
             return found and found[:-1]
 
     bucket = Rotten()
-    with pytest.raises(CorruptData, match="read back otherwise"):
+    with pytest.raises(CorruptData, match="not read back as it was written"):
         await archive_on(bucket).keep(TENANT, TIMELINE, 7, bytes(SEGMENT_BYTES))
     assert bucket.written == [f"{TIMELINE}/{segment_name(7)}"]
 
@@ -558,7 +558,7 @@ async def test_a_killed_process_goes_on_keeping_and_reads_back(tmp_path: Path) -
                 (store / TENANT / TIMELINE / NAMES[1]).read_bytes(), 2 * SEGMENT_BYTES, whole=True
             )
             assert kept.records
-            with pytest.raises(InvalidUsage, match=f"keeps no segment {NAMES[2]}"):
+            with pytest.raises(InvalidUsage, match=f"does not contain segment {NAMES[2]}"):
                 await commands._of_archive(f"file:{store}", TENANT, TIMELINE, NAMES[2])
     finally:
         if process.returncode is None:
@@ -570,5 +570,5 @@ async def test_a_place_that_is_none_is_told_at_the_start(tmp_path: Path) -> None
     settings = Settings(
         wal_listen="127.0.0.1:0", wal_dir=str(tmp_path), wal_blob_url="nowhere://at/all"
     )
-    with pytest.raises(InvalidUsage, match="no store is called nowhere"):
+    with pytest.raises(InvalidUsage, match="unknown kind of store nowhere"):
         await commands._serve(settings)

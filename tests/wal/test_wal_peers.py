@@ -66,7 +66,7 @@ def test_a_status_goes_over_the_wire() -> None:
         cells: list[str | None] = [*good[:at], wrong, *good[at + 1 :]]
         if wrong is None:
             cells = good[:7]  # type: ignore[assignment]
-        with pytest.raises(MalformedFrame, match="a status of a peer"):
+        with pytest.raises(MalformedFrame, match="invalid status of a peer"):
             parse_status(cells)
 
 

@@ -135,10 +135,10 @@ async def test_an_election_is_in_the_log(
     with caplog.at_level(logging.INFO, "penstock.wal"):
         wire.say(VoteRequest(0, 2), ELECTED)
         await stage.advance(0)
-    ends = f"timeline {TIMELINE} was %s: it is in %s, flush 0/1000008, commit 0/1000000"
+    ends = f"timeline {TIMELINE} %s: now at %s, flush 0/1000008, commit 0/1000000"
     assert caplog.messages == [
-        ends % ("asked to vote for term 2", "term 2, last log term 1"),
-        ends % ("told that term 1 was elected, to go on at 0/1000000", "term 2, last log term 1"),
+        ends % ("was asked to vote for term 2", "term 2, last log term 1"),
+        ends % ("follows the leader of term 1 from 0/1000000", "term 2, last log term 1"),
     ]
     caplog.clear()
     entries = (TermEntry(1, START), TermEntry(2, START + 8))
@@ -146,7 +146,7 @@ async def test_an_election_is_in_the_log(
         wire.say(ProposerElected(0, 2, START + 8, entries))
         await stage.advance(0)
     assert caplog.messages == [
-        ends % ("told that term 2 was elected, to go on at 0/1000008", "term 2, last log term 2"),
+        ends % ("follows the leader of term 2 from 0/1000008", "term 2, last log term 2"),
     ]
 
 
@@ -233,7 +233,7 @@ async def test_messages_wait_when_answers_are_not_taken(
         await stage.advance(4_000)
         assert caplog.messages == []
         await stage.advance(2_000)
-        assert "waits for room" in caplog.messages[0]
+        assert "waited for room" in caplog.messages[0]
         await stage.advance(60_000)
         assert (len(caplog.messages), wire.read) == (1, read)
         wire.resume()

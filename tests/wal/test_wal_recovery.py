@@ -187,7 +187,7 @@ async def test_what_was_taken_is_flushed_when_the_next_piece_is_refused(
         donor.give(3)
         with caplog.at_level(logging.INFO, "penstock.wal"):
             await stage.advance(0)
-        assert "an append at 0/1000008 would rewrite" in caplog.text
+        assert "append at 0/1000008 would rewrite" in caplog.text
         assert timeline.registry.count == 0
         assert (timeline.ends.value.flush_lsn, disk.unflushed_bytes) == (START + 2 * PIECE, 0)
 

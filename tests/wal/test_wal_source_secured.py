@@ -84,7 +84,7 @@ async def test_a_log_is_read_over_tls_with_a_token(tmp_path: Path) -> None:
         assert rows == [[7]]
         await source.close()
         for wrong in ({}, given, files.options("service"), given | files.options("stranger")):
-            with pytest.raises(SourceUnreachable, match="no acceptor answers"):
+            with pytest.raises(SourceUnreachable, match="no acceptor responds"):
                 await WalSource(config(str(node.address), **wrong), around).describe(None)
     finally:
         await node.down()
@@ -92,9 +92,9 @@ async def test_a_log_is_read_over_tls_with_a_token(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     files = Files(tmp_path / "secrets")
-    with pytest.raises(InvalidUsage, match=r"TLS needs .*: sslkey not given"):
+    with pytest.raises(InvalidUsage, match=r"TLS needs .*: sslkey not set"):
         config("a:1", **{**files.options("service"), "sslkey": ""}).check()
-    with pytest.raises(InvalidUsage, match="no certificates with a key"):
+    with pytest.raises(InvalidUsage, match="cannot load PEM certificates and key"):
         config("a:1", **{**files.options("service"), "sslkey": files.path("authority")}).tls()
 
 

@@ -148,7 +148,7 @@ def test_encryption_is_refused_once_each_where_there_is_none() -> None:
 
 def test_with_tls_nobody_starts_in_the_clear() -> None:
     handshake = StartupHandshake(has_tls=True, knows=None)
-    with pytest.raises(AuthenticationFailed, match="needs TLS"):
+    with pytest.raises(AuthenticationFailed, match="requires TLS"):
         handshake.packet(packet(user="x"))
     assert handshake.target is None
     handshake = StartupHandshake(has_tls=True, knows=None)

@@ -113,7 +113,7 @@ def test_what_is_reported_can_be_read_also_where_padding_is_still_to_come() -> N
     assert wal.write_lsn == log.end_lsn - pad
     assert wal.flush_record_lsn == log.end_lsn
     assert wal.read(START, log.end_lsn - START) == bytes(log.wal)
-    with pytest.raises(InvalidUsage, match="it ends at"):
+    with pytest.raises(InvalidUsage, match="ends at"):
         wal.read(START, log.end_lsn - START + 1)
 
 
@@ -136,11 +136,11 @@ def test_gaps_and_rewrites_are_refused(begin: int, why: str) -> None:
     append(wal, OLD, 4096)
     with pytest.raises(InvalidUsage, match=why):
         wal.write(OLD.end_lsn + begin, b"")
-    with pytest.raises(InvalidUsage, match="it ends at"):
+    with pytest.raises(InvalidUsage, match="ends at"):
         wal.read(OLD.end_lsn - 8, 9)
     with pytest.raises(InvalidUsage, match="is not empty"):
         wal.initialize(START)
-    with pytest.raises(InvalidUsage, match="cannot be cut off at"):
+    with pytest.raises(InvalidUsage, match="cannot truncate the log at"):
         wal.truncate(OLD.end_lsn + 8)
 
 
@@ -276,13 +276,13 @@ def test_a_crash_between_removals_leaves_a_log_that_opens_and_removes_the_rest(
 
 
 def test_missing_committed_bytes_are_corrupt() -> None:
-    with pytest.raises(CorruptData, match="up to where the log was committed, is not in"):
+    with pytest.raises(CorruptData, match="the end of the committed log, is not in"):
         opened(disk())
 
 
 def test_segments_of_another_size_are_refused() -> None:
     wrong = msgspec.structs.replace(STATE, segment_bytes=1 << 20)
-    with pytest.raises(InvalidUsage, match="only 16777216 can be"):
+    with pytest.raises(InvalidUsage, match="expected 16777216"):
         FileWal.open(FOLDER, wrong, disk())
 
 
@@ -303,7 +303,7 @@ def test_a_segment_made_ahead_of_time_is_the_next_one() -> None:
     append(wal, half, 4000)
     assert wal.wants_segment
     files.fail_at(2)
-    with pytest.raises(StorageError, match="ahead of time") as caught:
+    with pytest.raises(StorageError, match="prepare a segment") as caught:
         wal.prepare()
     assert caught.value.determinate
     assert wal.wants_segment, "nothing was prepared, and the log goes on"

@@ -1,6 +1,9 @@
-"""The demo: a month of real flights streamed into three live views, and a proof at the end.
+"""The demo: a month of real flights is streamed into three live views, with a proof at the end.
 
-`flights` makes the stream (pure), `statements` writes it as SQL (pure), `door` and `script` send
-the statements and print them, `play` keeps a log of what was written, `picture` draws the progress,
-`proof` compares with plain Spark, `run` combines them.
+- `flights` generates the stream of changes (pure), and `statements` formats it as SQL (pure).
+- `feeds` writes the stream: over `door`, a small PostgreSQL client, and `script`, which prints
+  statements and results; or through a PostgreSQL database.
+- `play` paces the stream and logs the writes, and `picture` draws the progress.
+- `proof` compares the views with plain Spark.
+- `run` combines all of these.
 """

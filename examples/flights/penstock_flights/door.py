@@ -1,7 +1,7 @@
-"""A small client of PostgreSQL's protocol, with which the demo talks to its own service.
+"""A small client for the PostgreSQL protocol, which connects the demo to its own service.
 
-It knows what the demo needs: texts of statements, with rows in text, and COPY into a table.
-So the demo runs without any driver; programs of users have libpq, psycopg, JDBC and others.
+It supports only what the demo needs: simple queries with results in text format, and COPY into a
+table. So the demo does not depend on a driver. User programs use libpq, psycopg, JDBC and others.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ _VERSION: Final = 3 << 16
 _HEADER: Final = struct.Struct("!cI")
 _MESSAGE_BYTES_MAX: Final = 64 << 20
 _COPY_BYTES: Final = 1 << 16
-"""Bytes of one message of a COPY into the service."""
+"""Data bytes in one message of a COPY."""
 
 
 class StatementRefused(PenstockError):
-    """The service refused a statement; the message is the service's, with its SQLSTATE."""
+    """The service rejected a statement. The text is the service's message, with the SQLSTATE."""
 
 
 class DoorResult(msgspec.Struct):
-    """The result of one statement: its tag, the names of its columns (none: it has no rows), and
-    its rows in text."""
+    """The result of one statement."""
 
     tag: str = ""
+    """The command tag."""
     columns: tuple[str, ...] = ()
+    """Column names; empty if the statement returns no rows."""
     rows: list[tuple[str | None, ...]] = []
+    """Rows in text format."""
 
 
 class _Message(NamedTuple):
@@ -42,7 +44,7 @@ class _Message(NamedTuple):
 
 
 class DoorConnection:
-    """One connection, for one statement at a time."""
+    """A connection, for one statement at a time."""
 
     def __init__(self, stream: anyio.abc.ByteStream) -> None:
         """Use `connect`."""
@@ -60,7 +62,7 @@ class DoorConnection:
         made = cls(stream)
         body = struct.pack("!I", _VERSION) + b"user\0" + user.encode() + b"\0\0"
         await made._send_raw(struct.pack("!I", len(body) + 4) + body)
-        # A service that does not let the client in says why, as of any statement.
+        # A rejected login is reported like an error of a statement.
         try:
             await made._until_ready()
         except BaseException:
@@ -75,18 +77,18 @@ class DoorConnection:
                 await self._send(b"X")
                 await self._stream.aclose()
             except (ConnectionBroken, OSError):
-                pass  # it is gone already
+                pass  # the connection is already closed
 
     async def query(self, text: str) -> list[DoorResult]:
-        """Carry out the statements of a text; return a result for each. Raises
-        `StatementRefused`, `ConnectionBroken`."""
+        """Execute the statements of a text, and return a result for each. Raises `StatementRefused`
+        and `ConnectionBroken`."""
         await self._send(b"Q", text.encode() + b"\0")
         return await self._until_ready()
 
     async def copy_in(self, text: str, data: bytes) -> DoorResult:
-        """Carry out a ``COPY … FROM STDIN`` with its rows in text. Raises as `query`."""
+        """Execute a ``COPY … FROM STDIN`` with rows in text format. Raises the same as `query`."""
         await self._send(b"Q", text.encode() + b"\0")
-        # An error comes in place of the invitation to send rows.
+        # If the statement fails, an error arrives instead of CopyInResponse.
         message = await self._receive()
         if message.kind == b"G":
             for start in range(0, len(data), _COPY_BYTES):
@@ -99,12 +101,13 @@ class DoorConnection:
     # -- messages ------------------------------------------------------------------------------
 
     async def _until_ready(self, first: _Message | None = None) -> list[DoorResult]:
-        """Read results until the service waits for the next statement."""
+        """Read results until the service is ready for the next statement. `first`: a message that
+        was already read."""
         found: list[DoorResult] = []
         current = DoorResult(rows=[])
         refused: StatementRefused | None = None
         message = first
-        # An error ends the statements of a text, but not the answer: that is over at ReadyForQuery.
+        # An error ends the statements of a text, but the response ends only with ReadyForQuery.
         while message is None or message.kind != b"Z":
             if message is not None:
                 match message.kind:
@@ -119,7 +122,7 @@ class DoorConnection:
                     case b"E":
                         refused = _refusal(message.body)
                     case b"R" if message.body != struct.pack("!I", 0):
-                        raise RemoteProtocolError("the service asks for a proof")
+                        raise RemoteProtocolError("the service requires authentication")
             message = await self._receive()
         if refused is not None:
             raise refused
@@ -128,12 +131,12 @@ class DoorConnection:
     async def _receive(self) -> _Message:
         try:
             kind, length = _HEADER.unpack(await self._reader.receive_exactly(_HEADER.size))
-            # Checked before anything of that size is kept.
+            # Check the length before allocating memory for it.
             if not 4 <= length <= _MESSAGE_BYTES_MAX:
-                raise RemoteProtocolError(f"a message of {length} bytes")
+                raise RemoteProtocolError(f"invalid length of a message: {length} bytes")
             return _Message(kind, await self._reader.receive_exactly(length - 4))
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, OSError):
-            raise ConnectionBroken("the service has ended the connection") from None
+            raise ConnectionBroken("the service closed the connection") from None
 
     async def _send(self, kind: bytes, body: bytes = b"") -> None:
         await self._send_raw(_HEADER.pack(kind, len(body) + 4) + body)
@@ -142,7 +145,7 @@ class DoorConnection:
         try:
             await self._stream.send(data)
         except (anyio.BrokenResourceError, OSError) as error:
-            raise ConnectionBroken(f"the service has ended the connection: {error}") from None
+            raise ConnectionBroken(f"the service closed the connection: {error}") from None
 
 
 def _column_names(body: bytes) -> tuple[str, ...]:
@@ -150,7 +153,7 @@ def _column_names(body: bytes) -> tuple[str, ...]:
     for _ in range(int.from_bytes(body[:2], "big")):
         end = body.index(b"\0", at)
         names.append(body[at:end].decode())
-        at = end + 1 + 18  # the column's type, and where it comes from
+        at = end + 1 + 18  # skip the column's type and origin
     return tuple(names)
 
 

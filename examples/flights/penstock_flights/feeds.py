@@ -1,8 +1,8 @@
-"""Feeds of the demo's flights: written by SQL, or through a PostgreSQL database.
+"""Feeds that write the demo's flights: directly in SQL, or through a PostgreSQL database.
 
-`SqlFeed` makes tables in the service and writes into them, by the statements that the demo prints.
-`FromPostgres` starts a server for the demo, writes there (INSERT and UPDATE, one transaction an
-hour of flights), and has the service ingest the tables by a source of kind postgres.
+`SqlFeed` creates tables in the service and writes to them with the statements that the demo prints.
+`FromPostgres` starts a PostgreSQL server, writes there (INSERT and UPDATE, one transaction per tick
+of the stream), and lets the service ingest the tables with a source of kind postgres.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ _POLL_MS: Final = 1_000
 
 
 class DemoFeed(Protocol):
-    """One way of writing the flights. `log` has a transaction as soon as the service has it."""
+    """A way to write the flights."""
 
     log: ChangeLog
+    """The transactions that the service has."""
     name: str
-    """The writer's name, for people."""
+    """Name of the feed, for people."""
 
     async def begin(self, script: DemoScript, client: Client, opening: FlightTransaction) -> None:
-        """Make the tables with their first contents, and wait until the service has them."""
+        """Create the tables with their initial rows, and wait until the service has them."""
         ...
 
     async def play(
@@ -62,7 +63,8 @@ class DemoFeed(Protocol):
         speed: float | None,
         written: Callable[[FlightTransaction], None],
     ) -> None:
-        """Write the stream (see `play.pace`); `written` is called with each durable transaction."""
+        """Write the stream at the pace of `play.pace`, and call `written` with each durable
+        transaction."""
         ...
 
     async def settle(self) -> None:
@@ -70,13 +72,13 @@ class DemoFeed(Protocol):
         ...
 
     async def answer(self, view: DemoView, schema: pa.Schema) -> pa.Table | None:
-        """Return the external database's own result of a view's text, now; None: there is no such
-        database."""
+        """Return the current result of a view's query in the external database; None if the feed
+        has no such database."""
         ...
 
 
 class SqlFeed:
-    """Feed by statements of SQL; see `DemoFeed`."""
+    """Writes with SQL statements to the service; see `DemoFeed`."""
 
     name = "SQL"
 
@@ -89,10 +91,10 @@ class SqlFeed:
         self._script = script
         for name in TABLES:
             await script.run(texts.create_table(name))
-        # One transaction: the log has one time for all that it begins with.
+        # One transaction, so that all initial rows have the same timestamp in the log.
         await script.run("BEGIN")
         for delta in opening.deltas:
-            assert delta.insert is not None, "the opening has new rows alone"
+            assert delta.insert is not None, "the opening only inserts"
             await script.copy_in(texts.copy_in(delta.table), texts.copy_rows(delta.insert))
         await script.run("COMMIT")
         await script.run(texts.INDEX)
@@ -111,12 +113,12 @@ class SqlFeed:
     async def _write(self, transaction: FlightTransaction) -> None:
         assert self._script is not None, "begun"
         statements = [*texts.transaction_statements(transaction), texts.WRITTEN_AT]
-        # One text, and so one round trip.
+        # A single text needs only one round trip.
         *_, told = await self._script.door.query("; ".join(statements))
         self.log.add(_time_of(told.rows), transaction.deltas)
 
     async def settle(self) -> None:
-        """See `DemoFeed`: writes are awaited, so nothing is left to wait for."""
+        """See `DemoFeed`. Does nothing, because each write waits until it is durable."""
 
     async def answer(self, view: DemoView, schema: pa.Schema) -> pa.Table | None:
         """See `DemoFeed`."""
@@ -129,7 +131,7 @@ def _time_of(rows: Sequence[Sequence[str | None]]) -> Time:
 
 
 class FromPostgres:
-    """Feed through a database; see `DemoFeed`. Made by `from_postgres`."""
+    """Writes through a database; see `DemoFeed`. Created with `from_postgres`."""
 
     name = "PostgreSQL"
 
@@ -138,13 +140,16 @@ class FromPostgres:
         self._server = server
         self._wire = wire
         self._played: list[FlightTransaction] = []
+        """Transactions written to the database."""
         self._arrived = 0
-        """Number of the played transactions that the service has."""
+        """The number of them that the service has."""
         self._moved = anyio.Event()
+        """Set, and replaced, when `_arrived` grows."""
         self._group: anyio.abc.TaskGroup | None = None
+        """Runs `_follow` while `running` is active."""
 
     async def begin(self, script: DemoScript, client: Client, opening: FlightTransaction) -> None:
-        """See `DemoFeed`. The opening is in the tables before the service takes its snapshot."""
+        """See `DemoFeed`. The initial rows are written before the service takes its snapshot."""
         assert self._group is not None, "running"
         for statement in definitions():
             await self._wire.query(statement)
@@ -171,16 +176,16 @@ class FromPostgres:
         await pace(self._write, stream, speed, written)
 
     async def _follow(self, client: Client) -> None:
-        """Note at which time the service has each transaction."""
-        # Each transaction writes its number into ``played``, and tables of one transaction share a
-        # time.
+        """Log the time of each transaction in the service."""
+        # Each transaction inserts its number into ``played``, which gets the same timestamp as the
+        # other tables of the transaction.
         async for change in concatenate_pieces(client.subscribe(PLAYED)):
             if change.table is None or not change.table.num_rows:
                 continue
             names = (TIME, "number")
             found = sorted(zip(*(change.table[name].to_pylist() for name in names), strict=True))
             for time in sorted({time for time, _ in found}):
-                # Several transactions may share a time: the log then has one entry for them all.
+                # Transactions that share a timestamp get one entry in the log.
                 numbers = [number for at, number in found if at == time]
                 together = [self._played[number - 1] for number in numbers]
                 deltas = [delta for transaction in together for delta in transaction.deltas]
@@ -210,7 +215,7 @@ class FromPostgres:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FromPostgres]:
-        """Follow the service while the block runs; a failure to follow cancels it."""
+        """Follow the service while the block runs. If following fails, the block is canceled."""
         async with anyio.create_task_group() as group:
             self._group = group
             yield self
@@ -219,8 +224,8 @@ class FromPostgres:
 
 @contextlib.asynccontextmanager
 async def from_postgres() -> AsyncIterator[FromPostgres]:
-    """Run a server of its own, removed when the block or this process ends. Raises `InvalidUsage`
-    if PostgreSQL or psycopg is not installed, or the server does not start."""
+    """Run a temporary server while the block runs, at most until this process ends. Raises
+    `InvalidUsage` if PostgreSQL or psycopg is not installed, or the server does not start."""
     try:
         # Imported here: psycopg is an optional dependency.
         from actors.connectors.sources.postgres_wire import PostgresConnection
@@ -247,7 +252,7 @@ def _server() -> Iterator[PostgresServer]:
     folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
     try:
         server = PostgresServer(folder, {"wal_level": "logical"})
-        # Guarded: the server also ends when this process is killed.
+        # With a guard, the server also ends when this process is killed.
         with server.guarded():
             server.start()
             yield server
@@ -267,13 +272,13 @@ def definitions() -> list[str]:
             parts.append(f"PRIMARY KEY ({', '.join(map(quote_name, key))})")
         made.append(f"CREATE TABLE {quote_name(name)} ({', '.join(parts)})")
         if not key:
-            # Without a key a change must send the whole old row: nothing else identifies it.
+            # Without a key, the whole old row is needed to identify a changed row.
             made.append(f"ALTER TABLE {quote_name(name)} REPLICA IDENTITY FULL")
     return [*made, f"CREATE TABLE {PLAYED} (number bigint PRIMARY KEY)"]
 
 
 def statements(number: int, deltas: Sequence[FlightDelta]) -> str:
-    """Return one transaction as SQL: its number, and its changes."""
+    """Format a transaction as SQL: it inserts its number, and makes its changes."""
     parts = [f"INSERT INTO {PLAYED} VALUES ({number})"]
     for delta in deltas:
         if delta.insert is not None:
@@ -288,7 +293,7 @@ def _update(delta: FlightDelta, rows: pa.Table) -> str:
     names = rows.column_names
     sets = [f"{quote_name(name)} = new.{quote_name(name)}" for name in names if name not in key]
     same = [f"old.{quote_name(name)} = new.{quote_name(name)}" for name in key]
-    # Casts: PostgreSQL would take a column of NULLs for text.
+    # With casts, because a column of only NULLs would have the type text.
     typed = [f"{quote_name(name)}::{_TYPES[columns[name]]}" for name in names]
     listed = ", ".join(map(quote_name, names))
     return (
@@ -316,5 +321,5 @@ def _literal(value: Any, type_: str) -> str:
 
 
 def as_postgres_writes(sql: str) -> str:
-    """Return a view's text for PostgreSQL, where the quotient of integers is an integer."""
+    """Convert a view's query to PostgreSQL, where dividing integers would result in an integer."""
     return sql.replace("/ count(*)", "/ count(*)::double precision")

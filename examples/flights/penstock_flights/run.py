@@ -1,8 +1,7 @@
-"""The demo from start to end: a service, a stream, three views, a picture, a proof.
+"""The complete demo: a service, a stream, three views, a display and a proof.
 
-The service runs in this process. All that is created and written goes by SQL through its door for
-PostgreSQL's clients, by statements that are printed; the picture and the proof read by the Python
-client, as any program could.
+The service runs in this process. Everything is created and written in SQL over the PostgreSQL
+protocol, with statements that are printed. The display and the proof use the Python client.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ FRAME_SECONDS: Final = 0.25
 STATUS_SECONDS: Final = 0.2
 LINE_SECONDS: Final = 5.0
 HOURS_SHOWN: Final = 12
-"""Transactions whose changes are shown at the end."""
+"""The number of transactions whose changes are shown at the end."""
 CATCH_UP_MS: Final = 120_000
 CLOCK: Final = SystemClock()
 SOURCES: Final = ("client", "postgres")
@@ -54,21 +53,23 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     days: int = 25
     tick_minutes: int = 60
     speed: float | None = 8.0
-    """Transactions a second; None: as fast as the service takes them."""
+    """Transactions per second; None: as fast as possible."""
     workers: int = 2
     state_dir: Path | None = None
-    """Kept afterwards; None: a temporary one."""
+    """State directory, which remains afterwards; None: a temporary one."""
     plain: bool = False
+    """Print lines instead of drawing on the terminal."""
     proof_times: int = 3
-    """Number of times at which the views are compared; 0: no proof."""
+    """The number of timestamps at which to compare the views; 0: no proof."""
     source: str = "client"
     """One of `SOURCES`."""
 
 
 async def run(options: DemoOptions, console: Console) -> int:
-    """Run the demo and return the exit status: 0, or 1 if a view differs from plain Spark's result.
+    """Run the demo. Return the exit status: 0, or 1 if a view differs from plain Spark's result.
 
-    Raises errors of `actors.runtime.errors`: no data, a state directory that is in use, no Java.
+    Raises errors of `actors.runtime.errors`, such as for missing data, a state directory that is in
+    use, or missing Java.
     """
     source = await anyio.to_thread.run_sync(flights.read)
     stream = flights.history(source, options.start, options.days, options.tick_minutes)
@@ -85,7 +86,7 @@ async def run(options: DemoOptions, console: Console) -> int:
                 "listen": "127.0.0.1:0",
                 "pg_listen": "127.0.0.1:0",
                 "workers": options.workers,
-                # The proof reads the views AS OF times of the whole run.
+                # The proof reads the views AS OF timestamps of the whole run.
                 "retain_history_ms": DAY_MS,
             }
         )
@@ -96,7 +97,7 @@ async def run(options: DemoOptions, console: Console) -> int:
         if isinstance(feed, FromPostgres):
             await stack.enter_async_context(feed.running())
         await _set_up(script, client, feed, stream[0])
-        console.print(f"three views are up and filled after {_seconds() - began:.1f} s")
+        console.print(f"the three views were ready after {_seconds() - began:.1f} s")
         if isinstance(feed, SqlFeed):
             _show_first(script, console, stream)
         board = await _stream(client, stream, options, console, feed)
@@ -108,12 +109,12 @@ async def run(options: DemoOptions, console: Console) -> int:
 
 
 async def _feed(source: str, console: Console, stack: contextlib.AsyncExitStack) -> DemoFeed:
-    """Return the feed of the flights, open until the stack is unwound. Raises `InvalidUsage`."""
+    """Open the feed of the flights. The stack closes it. Raises `InvalidUsage`."""
     if source not in SOURCES:
-        raise InvalidUsage(f"source {source!r}: must be {' or '.join(SOURCES)}")
+        raise InvalidUsage(f"invalid source {source!r}: expected {' or '.join(SOURCES)}")
     if source == "client":
         return SqlFeed()
-    console.print("starting a PostgreSQL of the demo's own …")
+    console.print("starting a PostgreSQL server for the demo …")
     return await stack.enter_async_context(from_postgres())
 
 
@@ -133,7 +134,8 @@ def _directory(given: Path | None) -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def _service(settings: Settings) -> AsyncIterator[tuple[Service, Client]]:
-    """Run a service and yield it with a client; a service that fails cancels the block."""
+    """Run a service and a client while the block runs. If the service fails, the block is
+    canceled."""
     async with (
         Service(settings) as service,
         anyio.create_task_group() as group,
@@ -155,8 +157,8 @@ async def _set_up(
     present = {found.name for found in (await client.status()).objects}
     if present:
         raise InvalidUsage(
-            f"the state directory holds {', '.join(sorted(present))} already: "
-            "the demo needs one of its own"
+            f"the state directory already contains {', '.join(sorted(present))}: "
+            "the demo requires an empty one"
         )
     await feed.begin(script, client, opening)
     for view in VIEWS:
@@ -167,26 +169,26 @@ async def _set_up(
 async def _script(
     service: Service, console: Console, stack: contextlib.AsyncExitStack
 ) -> DemoScript:
-    """Return the demo's session at the service, open until the stack is unwound."""
+    """Open the demo's SQL session at the service. The stack closes it."""
     door = await DoorConnection.connect(service.pg_address)
     stack.push_async_callback(door.aclose)
     host, _, port = service.pg_address.rpartition(":")
-    console.print(f"what follows is sent as SQL; look in beside it: psql -h {host} -p {port}")
+    console.print(f"the following statements are sent as SQL; to join: psql -h {host} -p {port}")
     return DemoScript(door, console)
 
 
 def _show_first(
     script: DemoScript, console: Console, stream: Sequence[flights.FlightTransaction]
 ) -> None:
-    """Print the first transaction that has both new and changed flights."""
+    """Print the first transaction that updates flights."""
     updated = [each for each in stream[1:] if any(d.update is not None for d in each.deltas)]
-    console.print(f"\neach of {len(stream) - 1} transactions has one tick of flights, as this one:")
+    console.print(f"\neach of {len(stream) - 1} transactions has one tick of flights, for example:")
     for statement in texts.transaction_statements((updated or stream[1:])[0]):
         script.show(statement)
 
 
 async def _read(script: DemoScript, console: Console, log: play.ChangeLog) -> None:
-    """Read a view, and the last changes of a query that no view was created for."""
+    """Read a view, and subscribe to the last changes of a query that is not a view."""
     console.print()
     await script.run(texts.READ_CARRIERS)
     since = log.times[-min(len(log.times), HOURS_SHOWN)]
@@ -205,7 +207,7 @@ async def _stream(
     console: Console,
     feed: DemoFeed,
 ) -> DemoBoard:
-    """Play everything but the opening, and wait until every view has it all."""
+    """Write the stream after its first transaction, and wait until all views are complete."""
     board, log = DemoBoard(VIEWS, stream, _seconds()), feed.log
     async with anyio.create_task_group() as group:
         for view in VIEWS:
@@ -220,7 +222,7 @@ async def _stream(
         board.caught_up_at = _seconds()
         while board.followed() <= log.times[-1]:
             await board.moved.wait()
-        # Once more, so that the summary has the last steps.
+        # A last time, so that the summary includes the last steps.
         board.report((await client.status()).objects)
         group.cancel_scope.cancel()
     return board
@@ -247,7 +249,7 @@ async def _show(console: Console, board: DemoBoard, live: bool) -> None:
             while True:
                 picture.update(board.picture(_seconds(), console.width), refresh=True)
                 await anyio.sleep(FRAME_SECONDS)
-        # The last picture stays on the screen.
+        # The last picture remains on the screen.
         finally:
             picture.update(board.picture(_seconds(), console.width), refresh=True)
 
@@ -261,7 +263,7 @@ def _summary(console: Console, board: DemoBoard, log: play.ChangeLog) -> None:
     say = functools.partial(console.print, soft_wrap=True)
     say(
         f"\n{log.changes:,} changes at {len(log.entries)} times in {spent:.1f} s "
-        f"({streamed / spent:,.0f} changes/s); every view had them all "
+        f"({streamed / spent:,.0f} changes/s); all views were up to date "
         f"{board.caught_up_at - board.played_at:.2f} s after the last"
     )
     say(
@@ -276,8 +278,8 @@ async def _prove(
     log = feed.log
     times = proof.choose_times(log, options.proof_times)
     console.print(
-        f"\nProof: each view, read AS OF {len(times)} times, against plain Spark's answer to the "
-        "same text over the inputs accumulated to that time",
+        f"\nProof: compare each view AS OF {len(times)} times with plain Spark's result of the "
+        "same query over the input tables as of that time",
         soft_wrap=True,
     )
 
@@ -305,7 +307,7 @@ async def _prove(
 
 
 async def _subscribers(client: Client, time: Time, board: DemoBoard, console: Console) -> int:
-    """Return the number of subscribers whose sum differs from the view."""
+    """Count the subscribers whose sum of changes differs from the view."""
     wrong = 0
     for view in VIEWS:
         found = board.contents[view.name].table()
@@ -318,7 +320,7 @@ async def _subscribers(client: Client, time: Time, board: DemoBoard, console: Co
 
 
 async def _outside(client: Client, feed: DemoFeed, console: Console) -> int:
-    """Return the number of views that differ from the external database's result, at the end."""
+    """Count the views whose final contents differ from the external database's result."""
     wrong = 0
     for view in VIEWS:
         found = await client.peek(view.name, as_of=feed.log.times[-1])
@@ -327,7 +329,7 @@ async def _outside(client: Client, feed: DemoFeed, console: Console) -> int:
             continue
         lines = proof.differences(right, found)
         console.print(
-            f"  {'WRONG' if lines else 'equal'}  {view.name:<16} as {feed.name} answers it "
+            f"  {'WRONG' if lines else 'equal'}  {view.name:<16} compared with {feed.name} "
             f"{right.num_rows:>4} rows"
         )
         for line in lines:
@@ -337,5 +339,5 @@ async def _outside(client: Client, feed: DemoFeed, console: Console) -> int:
 
 
 def console_of(plain: bool) -> Console:
-    """Return the console to which the demo writes."""
+    """Return the console for the demo's output."""
     return Console(file=sys.stdout, force_terminal=False if plain else None, highlight=False)

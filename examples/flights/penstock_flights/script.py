@@ -1,4 +1,4 @@
-"""The demo's session at its service: each statement is printed, and then its answer."""
+"""The demo's SQL session, which prints each statement and its result."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CELL_CHARACTERS: Final = 28
 
 
 class DemoScript:
-    """Carries out statements over a connection, and prints both sides."""
+    """Executes statements over a connection, and prints them with their results."""
 
     def __init__(self, door: DoorConnection, console: Console) -> None:
         self.door = door
         self._console = console
 
     async def run(self, statement: str, *, rows_shown: int = 10) -> DoorResult:
-        """Print a statement, carry it out, and print its answer. Raises as
+        """Print a statement, execute it, and print its result. Raises the same as
         `DoorConnection.query`."""
         self.show(statement)
         (result,) = await self.door.query(statement)
@@ -30,7 +30,7 @@ class DemoScript:
         return result
 
     async def copy_in(self, statement: str, data: bytes) -> None:
-        """Do the same for a COPY with these rows."""
+        """Print a COPY statement, execute it with these rows, and print its result."""
         self.show(statement)
         self.answer(await self.door.copy_in(statement, data), 0)
 
@@ -39,11 +39,11 @@ class DemoScript:
         self._say(f"{PROMPT}{shorten(statement)};")
 
     def answer(self, result: DoorResult, rows_shown: int) -> None:
-        """Print the rows of a result, the first of them, or its tag."""
+        """Print the first rows of a result; without columns, its tag."""
         if not result.columns:
             self._say(result.tag)
             return
-        # A view may have more rows than a screen.
+        # A result may have more rows than fit on a screen.
         for line in table_lines(result.columns, result.rows[:rows_shown]):
             self._say(line)
         more = len(result.rows) - rows_shown
@@ -51,18 +51,18 @@ class DemoScript:
         self._say(f"({count} rows{f', {more} more' if more > 0 else ''})")
 
     def _say(self, text: str) -> None:
-        # Statements are long, and a terminal breaks their lines itself.
+        # Statements are long; let the terminal wrap them.
         self._console.print(text, markup=False, soft_wrap=True)
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Iterator[str]:
-    """Yield rows as psql shows them.
+    """Format rows like psql.
 
     >>> list(table_lines(["a", "name"], [["1", "x"], ["20", None]]))
     [' a  | name', '----+------', ' 1  | x', ' 20 |']
     """
     cells = [[_shown(value) for value in row] for row in rows]
-    # All rows are there: a column is as wide as its widest value.
+    # Each column is as wide as its widest value.
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
 
     def line(row: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The demo's statements, in SQL as psql and every PostgreSQL driver sends it. Pure."""
+"""The demo's SQL statements, as psql or any PostgreSQL driver could send them. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TYPES: Final = {
 }
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 SHOWN_CHARACTERS: Final = 300
-"""Characters of a statement that are printed; the rest is literals."""
+"""The number of characters of a long statement to print. The rest are literals."""
 INDEX: Final = "CREATE INDEX flights_by_id ON flights (id)"
-"""Finds the flights that a MERGE names."""
+"""Speeds up finding the flights of a MERGE."""
 WRITTEN_AT: Final = "SHOW penstock.written_at"
 READ_CARRIERS: Final = (
     "SELECT carrier, flights, mean_delay FROM delay_by_carrier ORDER BY flights DESC LIMIT 3"
@@ -37,7 +37,7 @@ def create_table(name: str) -> str:
     """
     columns, key = TABLES[name]
     parts = [f"{column} {_TYPES[kind]}" for column, kind in columns.items()]
-    # A table without a key is a bag: weather is only ever added.
+    # A table without a key may contain duplicates. Weather is never updated.
     if key:
         parts.append(f"PRIMARY KEY ({', '.join(key)})")
     return f"CREATE TABLE {name} ({', '.join(parts)})"
@@ -49,12 +49,12 @@ def create_view(view: DemoView) -> str:
 
 
 def copy_in(name: str) -> str:
-    """Return the statement that takes a table's first rows."""
+    """Return the statement that loads a table's initial rows."""
     return f"COPY {name} FROM STDIN"
 
 
 def copy_rows(rows: pa.Table) -> bytes:
-    r"""Return rows as a COPY has them in text.
+    r"""Format rows for COPY in text format.
 
     >>> copy_rows(pa.table({"a": ["x\ty", None], "b": [1, 2]}))
     b'x\\ty\t1\n\\N\t2\n'
@@ -71,9 +71,9 @@ def _cell(value: Any) -> str:
 
 
 def transaction_statements(transaction: FlightTransaction) -> list[str]:
-    """Return the statements of one transaction, from BEGIN to COMMIT."""
+    """Return the statements of a transaction, from BEGIN to COMMIT."""
     found = []
-    # Changes of rows before new ones: a statement then reads no changes of its own transaction.
+    # Updates before insertions, so that no statement reads changes of its own transaction.
     for delta in transaction.deltas:
         if delta.update is not None:
             found += _updates(delta, delta.update)
@@ -84,7 +84,7 @@ def transaction_statements(transaction: FlightTransaction) -> list[str]:
 
 
 def _updates(delta: FlightDelta, rows: pa.Table) -> list[str]:
-    """Return the statements that set columns of rows: a plain UPDATE for one of them."""
+    """Return the statements that update rows: an UPDATE for one row, otherwise a MERGE."""
     key, names = TABLES[delta.table][1], rows.column_names
     changed = [name for name in names if name not in key]
     if rows.num_rows == 1 and delta.table != "flights":
@@ -93,7 +93,7 @@ def _updates(delta: FlightDelta, rows: pa.Table) -> list[str]:
         sets = ", ".join(f"{name} = {literals[name]}" for name in changed)
         where = " AND ".join(f"{name} = {literals[name]}" for name in key)
         return [f"UPDATE {delta.table} SET {sets} WHERE {where}"]
-    # Rows that differ in what they get are one MERGE: the keys are looked up at once.
+    # One MERGE updates many rows with different values, and looks up all keys at once.
     alias = delta.table[0]
     source = f"SELECT * FROM (VALUES {_rows(delta, rows)}) AS v ({', '.join(names)})"
     same = " AND ".join(f"{alias}.{name} = new.{name}" for name in key)
@@ -119,7 +119,7 @@ def _literal(delta: FlightDelta, name: str, value: Any) -> str:
         case "timestamp":
             return f"'{(_EPOCH + timedelta(microseconds=value)).isoformat(sep=' ')}'"
         case "double":
-            # Without an exponent, which would be a literal of another type.
+            # Without an exponent, because that would be a literal of another type.
             return format(Decimal(repr(value)), "f")
         case "bigint":
             return str(value)
@@ -127,34 +127,34 @@ def _literal(delta: FlightDelta, name: str, value: Any) -> str:
 
 
 def follow_delayed(since: Time, until: Time) -> str:
-    """Return the statement that follows the flights that leave very late, between two times."""
+    """Return a SUBSCRIBE to flights with a long departure delay, between two timestamps."""
     query = (
         "SELECT carrier, flight, origin, dest, dep_delay FROM flights "
         "WHERE status = 'departed' AND dep_delay > 90"
     )
-    # It ends by itself, so that the demo goes on.
+    # UP TO ends the statement, so that the demo continues.
     return f"SUBSCRIBE ({query}) WITH (SNAPSHOT = false) AS OF {since} UP TO {until}"
 
 
 def create_source(name: str, options: dict[str, str], tables: dict[str, str]) -> str:
-    """Return the statement that creates a source of kind postgres, with these tables of the
-    database under the names that they have here."""
+    """Return the statement that creates a source of kind postgres. `tables`: names in the service
+    by names in the database."""
     given = ", ".join(f"{key} = '{value}'" for key, value in options.items())
     listed = ", ".join(f"{outside} AS {own}" for outside, own in tables.items())
     return f"CREATE SOURCE {name} USING postgres OPTIONS ({given}) FOR TABLES ({listed})"
 
 
 def shorten(statement: str) -> str:
-    """Return a statement as it is printed.
+    """Shorten a statement for printing.
 
     >>> shorten("INSERT INTO t VALUES (1)")
     'INSERT INTO t VALUES (1)'
     """
-    # A definition is read whole, a list of literals is not.
+    # Definitions are printed completely, long lists of literals are not.
     if len(statement) <= SHOWN_CHARACTERS or "VALUES" not in statement:
         return statement
     head, rest = statement[:SHOWN_CHARACTERS], ""
-    # What follows the rows of a MERGE says what is done with them.
+    # Keep the part of a MERGE after its rows, which says what happens to them.
     if statement.startswith("MERGE"):
         rest = statement[statement.index(") AS v (") :]
         head = statement[: SHOWN_CHARACTERS // 2]

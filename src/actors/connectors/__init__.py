@@ -1,1 +1,1 @@
-"""Connectors: sources bring changes in, sinks carry changes out; the tasks that drive both."""
+"""Connectors: sources ingest changes and sinks write them; tasks drive both."""

@@ -1,13 +1,13 @@
-"""IngestTask: runs one source, and appends what it gives to durable shards.
+"""Runs one source and appends what it returns to durable shards.
 
-Theory of operation. The task opens the source at the position that its remap shard holds, then
-calls `next` again and again, each call an effect, so that a stop takes effect at once. Rows are
-staged (`ingest.staging`, pure); at marks they become one append over all of the source's shards
+Theory of operation. The task opens the source at the position in its remap shard, then calls `next`
+repeatedly, each call as an effect, so that a stop takes effect at once. Rows are staged
+(`ingest.staging`, pure). At marks they become one append to all shards of the source
 (`ingest.shards`), one at a time, while the next rows are read.
 
-Rules. At most one read, one append and one spill are under way. Any error ends the task: the last
+Rules. At most one read, one append and one spill are under way. Any error ends the task: its last
 message is `IngestEnded` with the reason, and the owner starts another task, with backoff. Nothing
-is lost or taken twice, since the next task opens the source at the durable position.
+is lost or ingested twice, because the next task opens the source at the durable position.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class IngestCounts(msgspec.Struct, frozen=True, gc=False):
 
 
 class IngestProgressed(msgspec.Struct, frozen=True, gc=False):
-    """Task → owner: the source is sealed below `upper`, and its exports (`sealed`: name, upper)."""
+    """Task → owner: the source is sealed below `upper`, and each export up to its upper in
+    `sealed`."""
 
     id: ObjectId
     number: int
@@ -74,14 +75,15 @@ class IngestProgressed(msgspec.Struct, frozen=True, gc=False):
     rows_staged: int = 0
     """Rows that were read and are not durable yet."""
     outside_ms: int | None = None
-    """Commit time of the newest transaction in the batch, in the external system (Unix ms)."""
+    """Commit time of the batch's newest transaction in the external system (Unix ms)."""
     held: tuple[tuple[str, ArrangementStatistics], ...] = ()
     """Sizes of the indexes in which old rows of exports are looked up."""
     operators: tuple[OperatorStatistics, ...] = ()
 
 
 class IngestRunning(msgspec.Struct, frozen=True, gc=False):
-    """Task → owner: the source was opened. `failed`: exports that failed earlier."""
+    """Task → owner: the source is open. `failed` are the exports that failed earlier, with their
+    errors."""
 
     id: ObjectId
     number: int
@@ -98,44 +100,55 @@ class IngestEnded(msgspec.Struct, frozen=True, gc=False):
     error: str
     hint: str
     is_dropped: bool = False
-    """True if one of its shards is gone: the source, or one of its tables, is being dropped."""
+    """True if one of its shards no longer exists, because the source or one of its tables is being
+    dropped."""
 
 
 class _Opened(msgspec.Struct, frozen=True, gc=False):
     """The source is open at the durable position."""
 
 
-class _Given(msgspec.Struct, frozen=True, gc=False):
+class _Returned(msgspec.Struct, frozen=True, gc=False):
+    """The source has returned something."""
+
     given: Given
 
 
 class _Committed(msgspec.Struct, frozen=True, gc=False):
+    """An append was committed; `batch` is None if it only advanced the upper."""
+
     upper: Frontier
     batch: IngestBatch | None
 
 
 class _Spilled(msgspec.Struct, frozen=True, gc=False):
+    """Spilled rows were written as parts."""
+
     parts: dict[str, tuple[BatchPart, ...]]
 
 
 class _Worked(msgspec.Struct, frozen=True, gc=False):
+    """An effect of the intake has ended."""
+
     done: IntakeDone
 
 
 class _Gathered(msgspec.Struct, frozen=True, gc=False):
-    """The complete rows have waited for more as long as they may."""
+    """Complete rows have waited for more as long as they may."""
 
 
 class _Failed(msgspec.Struct, frozen=True, gc=False):
+    """An effect has failed."""
+
     error: Exception
 
 
 class _Tick(msgspec.Struct, frozen=True, gc=False):
-    """Time to seal the shards of an idle source."""
+    """Timer to seal the shards of an idle source."""
 
 
 class ReconfigureIngest(msgspec.Struct, frozen=True, gc=False):
-    """Owner → task: settings from now on."""
+    """Owner → task: use these settings from now on."""
 
     settings: Settings
 
@@ -143,7 +156,7 @@ class ReconfigureIngest(msgspec.Struct, frozen=True, gc=False):
 _Message: TypeAlias = (
     ReconfigureIngest
     | _Opened
-    | _Given
+    | _Returned
     | _Worked
     | _Committed
     | _Spilled
@@ -154,7 +167,7 @@ _Message: TypeAlias = (
 
 
 class IngestTask(Actor[_Message]):
-    """Messages: `IngestRunning`, `IngestProgressed` and `IngestEnded` to `owner`, each with
+    """Sends `IngestRunning`, `IngestProgressed` and `IngestEnded` to `owner`, each with
     `number`."""
 
     def __init__(
@@ -168,10 +181,11 @@ class IngestTask(Actor[_Message]):
         settings: Settings,
         scratch: Path,
     ) -> None:
-        """Make a task. `scratch`: a folder for this task alone, made when needed, removed at the
-        end."""
+        """Make a task. `scratch` is a folder for this task alone, created when needed and removed
+        at the end."""
         self._scratch = scratch
         self._kept = 0
+        """Number of keyed contents made so far; names their folders."""
         self._id = id
         self._number = number
         self._exports = tuple(exports)
@@ -179,12 +193,18 @@ class IngestTask(Actor[_Message]):
         self._make = source
         self._owner = owner
         self._settings = settings
+        # None until the source is open.
         self._staging: IngestStaging | None = None
         self._intake: SourceIntake | None = None
+        # What is under way: a read of the source, an effect of the intake.
         self._asking = self._working = False
+        # What is under way: an append, a spill, a wait for more rows; and whether the task has
+        # ended.
         self._committing = self._spilling = self._ended = self._gathering = False
         self._counts = IngestCounts()
+        """Counters for the owner."""
         self._doing = "opening"
+        """Current activity, for `describe`."""
 
     async def on_start(self) -> None:
         """Open the shards, then the source."""
@@ -227,7 +247,7 @@ class IngestTask(Actor[_Message]):
             )
 
     async def receive(self, message: _Message) -> None:
-        """Handle the result of an effect."""
+        """Handle the result of an effect, or a message of the owner."""
         if self._ended:
             return
         try:
@@ -239,22 +259,22 @@ class IngestTask(Actor[_Message]):
         match message:
             case _Opened():
                 self._opened()
-            case _Given(given):
+            case _Returned(given):
                 self._asking = False
                 if isinstance(given, SourceRows | SourceUpserts):
                     self._count(given)
-                self._taking.give(given)
+                self._opened_intake.give(given)
             case _Worked(done):
                 self._working = False
-                self._taking.done(done)
+                self._opened_intake.done(done)
             case _Committed(upper, batch):
                 self._committing = False
                 self._committed(upper, batch)
             case _Spilled(parts):
                 self._spilling = False
                 for export, held in parts.items():
-                    self._stage.wrote(export, held)
-                self._stage.spill_ended()
+                    self._opened_staging.wrote(export, held)
+                self._opened_staging.spill_ended()
             case _Gathered():
                 self._gathering = False
             case _Failed(error):
@@ -269,16 +289,16 @@ class IngestTask(Actor[_Message]):
                 self._tick()
             case _:
                 assert_never(message)
-        self._go_on()
+        self._start_work()
 
     @property
-    def _stage(self) -> IngestStaging:
-        assert self._staging is not None, "nothing comes before the source is open"
+    def _opened_staging(self) -> IngestStaging:
+        assert self._staging is not None, "the source is open"
         return self._staging
 
     @property
-    def _taking(self) -> SourceIntake:
-        assert self._intake is not None, "nothing comes before the source is open"
+    def _opened_intake(self) -> SourceIntake:
+        assert self._intake is not None, "the source is open"
         return self._intake
 
     def _opened(self) -> None:
@@ -311,36 +331,35 @@ class IngestTask(Actor[_Message]):
             snapshot_rows=counts.snapshot_rows + table.num_rows * snapshot,
         )
 
-    def _go_on(self) -> None:
-        """Start the append, spill and read that may be under way and are not."""
+    def _start_work(self) -> None:
+        """Start the next append, spill and read, unless they are under way or must wait."""
         stage = self._staging
         if stage is None or self._ended:
             return
-        self._take_in(stage)
-        # Commit before spilling: parts are spilled only when no complete rows are staged.
+        self._process_queue(stage)
+        # Commit before spilling: rows may be spilled only if no complete rows are staged.
         if not self._committing and stage.complete and not self._gather(stage):
             self._commit(stage.take(self.ctx.now_ms(), self._shards.upper))
-            self._take_in(stage)
+            self._process_queue(stage)
         at_rest = not self._spilling and not self._working
         if not self._committing and at_rest and stage.must_spill:
             self._spill()
-        # Backpressure: the source is not read while staged rows fill the buffer, or others wait.
-        if not self._asking and not self._working and stage.hungry and self._taking.empty:
+        # Backpressure: do not read the source while staged rows fill the buffer, or others wait.
+        if not self._asking and not self._working and stage.has_room and self._opened_intake.empty:
             self._asking = True
-            self.ctx.effect(self._next, done=_Given, failed=_Failed)
+            self.ctx.effect(self._next, done=_Returned, failed=_Failed)
 
     async def _next(self) -> Given:
         with self._meters.timed("Read"):
             return await self._source.next()
 
-    def _take_in(self, stage: IngestStaging) -> None:
-        """Stage rows of the queue as far as they need no effect; start the effect that comes
-        first."""
+    def _process_queue(self, stage: IngestStaging) -> None:
+        """Stage queued rows up to the first item that needs an effect, and start that effect."""
         if self._spilling:
-            self._taking.take_rows()
+            self._opened_intake.take_rows()
         if self._working or self._spilling:
             return
-        work = self._taking.take(
+        work = self._opened_intake.take(
             settled=not self._committing and not stage.complete,
             time=lambda: stage.fix_time(self.ctx.now_ms(), self._shards.upper),
         )
@@ -350,12 +369,12 @@ class IngestTask(Actor[_Message]):
 
     async def _do(self, work: Work) -> IntakeDone:
         with self._meters.timed("Resolve") as meter:
-            done = await self._taking.do(work)
+            done = await self._opened_intake.do(work)
             meter.rows += 0 if done.rows is None else done.rows.updates.num_rows
             return done
 
     def _gather(self, stage: IngestStaging) -> bool:
-        """Say whether complete rows wait for more before they are committed."""
+        """Return whether complete rows should wait for more before they are committed."""
         wait_ms = stage.gathers_ms(self.ctx.now_ms())
         if wait_ms and not self._gathering:
             self._gathering = True
@@ -369,8 +388,8 @@ class IngestTask(Actor[_Message]):
             with self._meters.timed("Append") as meter:
                 upper = await self._shards.commit(batch)
                 meter.rows += batch.rows
-            # Acknowledged only after the append: the external system may then delete what comes
-            # before.
+            # Acknowledged only after the append, because the external system may then delete what
+            # comes before.
             await self._source.taken(batch.position)
             return _Committed(upper, batch)
 
@@ -378,7 +397,7 @@ class IngestTask(Actor[_Message]):
 
     def _spill(self) -> None:
         self._spilling = True
-        tables = self._stage.spill(self.ctx.now_ms(), self._shards.upper)
+        tables = self._opened_staging.spill(self.ctx.now_ms(), self._shards.upper)
 
         async def spill() -> _Spilled:
             with self._meters.timed("Spill") as meter:
@@ -389,10 +408,10 @@ class IngestTask(Actor[_Message]):
 
     def _tick(self) -> None:
         """Seal the shards up to now, so that readers of an idle source do not wait."""
-        stage, now = self._stage, self.ctx.now_ms()
+        stage, now = self._opened_staging, self.ctx.now_ms()
         busy = self._committing or self._spilling or self._working
-        # Spilled parts lie at a fixed time, which must stay above the upper. Rows in memory have
-        # none yet.
+        # Spilled parts have a fixed time, which must stay above the upper. Rows in memory have none
+        # yet.
         if busy or stage.complete or stage.spilled:
             return
         if not self._shards.begun or now + 1 <= self._shards.upper:
@@ -418,10 +437,10 @@ class IngestTask(Actor[_Message]):
                 commits=counts.commits + 1,
             )
             failed, outside_ms = batch.failed, batch.outside_ms
-        held, meters, stage = self._taking.held(), self._meters, self._stage
+        held, meters, stage = self._opened_intake.held(), self._meters, self._opened_staging
         meters["Resolve"].bytes_memory = sum(each.bytes_memory for each in held.values())
         meters["Resolve"].bytes_mapped = sum(each.bytes_mapped for each in held.values())
-        meters["Stage"].bytes_memory = stage.bytes + self._taking.bytes
+        meters["Stage"].bytes_memory = stage.bytes + self._opened_intake.bytes
         meters["Stage"].rows = meters["Append"].rows + stage.rows_staged
         self._owner.reply(
             IngestProgressed(
@@ -448,23 +467,23 @@ class IngestTask(Actor[_Message]):
         self._ended = True
         named = isinstance(error, PenstockError)
         if not named:
-            log.error("source %s failed by a fault of ours", self._id, exc_info=error)
+            log.error("source %s failed with an unexpected error", self._id, exc_info=error)
         self._doing = f"ended: {error}"
         text, is_dropped = f"{type(error).__name__}: {error}", isinstance(error, UnknownObject)
-        # The owner starts another task, which opens the source at the durable position: a retry is
-        # safe.
+        # The owner starts another task, which opens the source at the durable position, so a retry
+        # is safe.
         self._owner.reply(IngestEnded(self._id, self._number, text, hint_of(error), is_dropped))
         self.ctx.stop()
 
     def describe(self) -> str:
-        """Return the task's state and what is under way, for people."""
+        """Return the task's state and what is under way, for display."""
         stage = self._staging
         if stage is None:
             return self._doing
         under_way = [
             name
             for name, busy in (
-                ("asking", self._asking),
+                ("reading", self._asking),
                 ("resolving", self._working),
                 ("committing", self._committing),
                 ("spilling", self._spilling),

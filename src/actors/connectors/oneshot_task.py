@@ -1,14 +1,16 @@
-"""The oneshot task: reads files once and stages their rows as parts that no append names yet.
+"""Runs a one-shot ingestion: reads files once and stages their rows as parts that are not appended
+yet.
 
-Theory of operation. Pieces come from a `OneshotCopy` and gather until they make a part, which is
-written while the next piece is read. When all is read and no file has changed meanwhile, the parts
-are offered for an append, and the owner is told of them once (`OneshotEnded`).
+Theory of operation. Pieces come from a `OneshotCopy` and accumulate until they make up a part,
+which is written while the next piece is read. When everything has been read and no file has changed
+meanwhile, the parts are offered for an append, and the owner is told about them once
+(`OneshotEnded`).
 
 Rules:
-- memory is bounded: about `source_inflight_bytes_max` and one piece gather, and as much again is
-  being written; a copy has at most `copy_parts_max` parts;
-- parts belong to the task until its owner has been told: on failure or stop they are deleted;
-- a copy fails as a whole: the error names the file.
+- Memory is bounded: about `source_inflight_bytes_max` and one piece accumulate, and as much again
+  is being written. A copy has at most `copy_parts_max` parts.
+- The parts belong to the task until its owner has been told; on failure or stop they are deleted.
+- A copy fails as a whole. The error names the file.
 """
 
 from __future__ import annotations
@@ -38,34 +40,34 @@ from actors.runtime.progress import ShardId
 from actors.runtime.settings import Settings
 
 PART_TIMEOUT_MS: Final = 60_000
-"""A part that the store has not taken by then fails its copy."""
+"""Time after which a part that the store has not accepted fails its copy."""
 
 log = logging.getLogger("penstock.ingest")
 
 
 class OneshotReading(Protocol):
-    """Files that are read once; see `sources.oneshot.OneshotCopy`."""
+    """Reads files once. Implemented by `sources.oneshot.OneshotCopy`."""
 
     async def prepare(self) -> None:
-        """Check all that can be checked before rows are read. Raises `PenstockError`."""
+        """Check everything that can be checked before rows are read. Raises `PenstockError`."""
         ...
 
     def pieces(self) -> AsyncGenerator[pa.Table, None]:
-        """Yield the rows, with `DIFF`. Raises `PenstockError`."""
+        """Yield the rows with `DIFF`. Raises `PenstockError`."""
         ...
 
     def progress(self) -> FilesProgress:
-        """Return the number of files, bytes and rows read."""
+        """Return the number of files, bytes and rows read so far."""
         ...
 
 
 def refuse_oneshot(oneshot: RunOneshotIngestion) -> OneshotReading:
     """Refuse every copy, in a service without connectors. Raises `InvalidUsage`."""
-    raise InvalidUsage(f"nothing of kind {oneshot.request.kind} can be read here")
+    raise InvalidUsage(f"this service cannot read copies of kind {oneshot.request.kind}")
 
 
 class OneshotProgress(msgspec.Struct, frozen=True, gc=False):
-    """Task → owner: files, bytes and rows that were read, and rows that are in parts."""
+    """Task → owner: files, bytes and rows read, and rows already in parts."""
 
     number: int
     progress: FilesProgress
@@ -73,27 +75,29 @@ class OneshotProgress(msgspec.Struct, frozen=True, gc=False):
 
 
 class OneshotEnded(msgspec.Struct, frozen=True, gc=False):
-    """Task → owner, sent once: the result. The parts belong to the owner from here on."""
+    """Task → owner, sent once: the result. From here on the parts belong to the owner."""
 
     number: int
     result: StagingResult
 
 
 class _Prepared(msgspec.Struct, frozen=True, gc=False):
-    """All checks have passed."""
+    """All checks have passed; reading can start."""
 
 
 class _Read(msgspec.Struct, frozen=True, gc=False):
-    """The next piece; None: there are no more."""
+    """The next piece was read; None after the last one."""
 
     piece: pa.Table | None
 
 
 class _Wrote(msgspec.Struct, frozen=True, gc=False):
-    """The gathered rows are among the parts."""
+    """The accumulated rows were written as parts."""
 
 
 class _Failed(msgspec.Struct, frozen=True, gc=False):
+    """An effect has failed."""
+
     error: Exception
 
 
@@ -101,7 +105,7 @@ _Message: TypeAlias = _Prepared | _Read | _Wrote | _Failed
 
 
 class OneshotTask(Actor[_Message]):
-    """Messages: `OneshotProgress` and one `OneshotEnded` to `owner`, each with `number`."""
+    """Sends `OneshotProgress` messages and one `OneshotEnded` to `owner`, each with `number`."""
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class OneshotTask(Actor[_Message]):
         owner: ActorAddress[Any],
         settings: Settings,
     ) -> None:
-        """Make a task. `make` may raise `PenstockError`."""
+        """Make a task. `make` makes the reader, and may raise `PenstockError`."""
         self._number = number
         self._shard = shard
         self._make = make
@@ -121,13 +125,18 @@ class OneshotTask(Actor[_Message]):
         self._settings = settings
         self._reading: OneshotReading | None = None
         self._pieces: AsyncGenerator[pa.Table, None] | None = None
+        """The generator of the rows; None until the files are checked."""
         self._gathered: list[pa.Table] = []
+        """Rows that are not being written yet."""
         self._bytes = 0
+        """Size of `_gathered`."""
         self._parts: list[BatchPart] = []
+        """Parts written so far."""
+        # A read and a write in progress; all rows read; the owner told about the result.
         self._asking = self._writing = self._exhausted = self._ended = False
 
     async def on_start(self) -> None:
-        """List and check the files."""
+        """Start listing and checking the files."""
 
         async def prepare() -> _Prepared:
             self._reading = self._make()
@@ -138,7 +147,7 @@ class OneshotTask(Actor[_Message]):
         self.ctx.effect(prepare, done=lambda done: done, failed=_Failed)
 
     async def on_stop(self) -> None:
-        """Delete the parts that the owner was not told of."""
+        """Delete the parts that the owner was not told about."""
         with anyio.CancelScope(shield=True):
             if self._pieces is not None:
                 await self._pieces.aclose()
@@ -149,19 +158,19 @@ class OneshotTask(Actor[_Message]):
         """Handle the result of an effect."""
         match message:
             case _Prepared():
-                self._tell()
+                self._report_progress()
             case _Read(piece):
                 self._asking = False
                 self._take(piece)
             case _Wrote():
                 self._writing = False
-                self._tell()
+                self._report_progress()
             case _Failed(error):
                 self._fail(error)
             case _:
                 assert_never(message)
         if not self._ended:
-            self._go_on()
+            self._start_work()
 
     def _take(self, piece: pa.Table | None) -> None:
         if piece is None:
@@ -170,14 +179,14 @@ class OneshotTask(Actor[_Message]):
             self._gathered.append(piece)
             self._bytes += piece.nbytes
 
-    def _go_on(self) -> None:
-        """Start the read and the write that may be under way and are not."""
+    def _start_work(self) -> None:
+        """Start the next read and the next write, unless they are under way or must wait."""
         limit = self._settings.source_inflight_bytes_max
         if len(self._parts) > self._settings.copy_parts_max:
             self._fail(
                 InvalidUsage(
-                    f"the copy makes more than {self._settings.copy_parts_max} parts"
-                    " (copy_parts_max): copy fewer files at a time"
+                    f"too many parts in one copy (limit {self._settings.copy_parts_max}, "
+                    "copy_parts_max): copy fewer files at a time"
                 )
             )
             return
@@ -197,20 +206,21 @@ class OneshotTask(Actor[_Message]):
         self._gathered, self._bytes, self._writing = [], 0, True
 
         async def write() -> _Wrote:
-            # Shielded: a thread that writes cannot be cancelled, and its parts would be orphans.
+            # Shielded: a thread that writes cannot be cancelled, and its parts would become
+            # orphans.
             with anyio.move_on_after(PART_TIMEOUT_MS / 1000, shield=True):
-                # Staged without a time: the append places them at one, so nothing is written twice.
+                # Staged without a time. The append assigns one, so nothing has to be written again.
                 self._parts += await self._persist.stage_parts(self._shard, rows)
                 return _Wrote()
             raise StorageError(
-                f"the store has not taken a part within {PART_TIMEOUT_MS} ms",
+                f"the store did not accept a part within {PART_TIMEOUT_MS} ms",
                 determinate=True,
             )
 
         self.ctx.effect(write, done=lambda done: done, failed=_Failed)
 
-    def _tell(self) -> None:
-        assert self._reading is not None, "it is being read"
+    def _report_progress(self) -> None:
+        assert self._reading is not None, "the files are being read"
         rows = sum(part.rows for part in self._parts)
         self._owner.reply(OneshotProgress(self._number, self._reading.progress(), rows))
 
@@ -218,10 +228,10 @@ class OneshotTask(Actor[_Message]):
 
     def _end(self) -> None:
         self._ended = True
-        assert self._reading is not None, "it was read"
+        assert self._reading is not None, "the files were read"
         far = self._reading.progress()
         parts, self._parts = self._parts, []
-        # Offered before the owner is told: parts that nobody appends in time become orphans.
+        # Offered before the owner is told. Parts that nobody appends in time become orphans.
         self._persist.offer_parts(parts)
         batches = tuple(
             StagedBatch(msgspec.msgpack.encode(part), part.rows, part.bytes) for part in parts
@@ -234,10 +244,10 @@ class OneshotTask(Actor[_Message]):
             return
         self._ended = True
         if not isinstance(error, PenstockError):
-            log.error("a copy from files failed by a fault of ours", exc_info=error)
+            log.error("a copy from files failed with an unexpected error", exc_info=error)
         code, text, _ = to_wire(error)
         if isinstance(error, MalformedFile):
-            # A malformed file is the user's to repair; for this copy it is no matter of waiting.
+            # The user must repair a malformed file; retrying this copy does not help.
             code = InvalidUsage.__name__
         if isinstance(error, SourceUnreachable) and error.hint:
             text = f"{text} ({error.hint})"
@@ -245,11 +255,11 @@ class OneshotTask(Actor[_Message]):
         self.ctx.stop()
 
     def describe(self) -> str:
-        """Return the task's state, for people."""
+        """Return the task's state for display."""
         if self._reading is None:
-            return "looks at what there is to read"
+            return "checking the files to read"
         far = self._reading.progress()
         return (
-            f"{far.files_done} of {far.files} files, {far.rows} rows read; {len(self._parts)}"
-            f" parts; {'writes one' if self._writing else 'reads'}"
+            f"{far.files_done} of {far.files} files and {far.rows} rows read; {len(self._parts)} "
+            f"parts; {'writing one' if self._writing else 'reading'}"
         )

@@ -1,18 +1,18 @@
-"""SinkTask: drives one sink, from its object's shard to the external system.
+"""Drives one sink, from its object's shard to the external system.
 
-Theory of operation. When writes are allowed, the task opens the sink, which returns the upper that
-is durable outside; sets the shard's hold ``sink/ID`` there, and reads from there on: first the
-contents, then changes. A batch reaches up to a sealed time (`sink_batches`). Its parts are read
-one by one, consolidated (on disk beyond a limit of memory), written piece by piece, and committed;
-then the hold advances. All of it is one effect, one step after another.
+Theory of operation. Once writes are allowed, the task opens the sink, which returns the external
+system's durable upper. It sets the shard's hold ``sink/ID`` there and reads from there on: first
+the contents, then changes. A batch reaches up to a sealed time (`sink_batches`). Its parts are read
+one by one, consolidated (on disk beyond a memory limit), written piece by piece, and committed;
+then the hold advances. All of this is one effect, step after step.
 
-Pace. Changes are committed at most every `sink_commit_ms`, or as soon as they have
-`sink_bytes_max`. Without changes the upper alone is committed, every `sink_frontier_ms`.
+Pace. Changes are committed at most every `sink_commit_ms`, or as soon as there are `sink_bytes_max`
+of them. Without changes only the upper is committed, every `sink_frontier_ms`.
 
-Errors. While the object is in error the sink stalls before the first time in error; changes made
-meanwhile are written at the first time with contents again. Any other error ends the task: it sends
-`stalled`, closes, and sends `SinkEnded`. Its owner starts another task, which resumes at the
-durable upper.
+Errors. While the object is in error, the sink stalls before the first time in error. Changes made
+meanwhile are written at the first time that has contents again. Any other error ends the task: it
+sends `stalled`, closes the sink, and sends `SinkEnded`. Its owner starts another task, which
+resumes at the durable upper.
 """
 
 from __future__ import annotations
@@ -70,10 +70,12 @@ log = logging.getLogger("penstock.sinks")
 MakeSink: TypeAlias = Callable[
     [SinkConfig, ObjectId, Settings, ActorClock, Random, Path], SinkConnector
 ]
-Tell: TypeAlias = Callable[[Any], object]
+SendMessage: TypeAlias = Callable[[Any], object]
 
 
-class _Over(msgspec.Struct, frozen=True, gc=False):
+class _DriverEnded(msgspec.Struct, frozen=True, gc=False):
+    """The driver has ended; `error` is None if the sink is done."""
+
     error: PenstockError | None = None
 
 
@@ -81,11 +83,11 @@ class _Closed(msgspec.Struct, frozen=True, gc=False):
     """The effect has closed the sink and the reader."""
 
 
-_Message: TypeAlias = WritesAllowed | StopSink | _Over | _Closed
+_Message: TypeAlias = WritesAllowed | StopSink | _DriverEnded | _Closed
 
 
 class SinkTask(Actor[_Message]):
-    """Receives `WritesAllowed` and `StopSink`; sends `SinkProgress`, `SinkStatus` and, last,
+    """Receives `WritesAllowed` and `StopSink`. Sends `SinkProgress`, `SinkStatus` and finally
     `SinkEnded` to `consumer`, each with the `number` of this rendering."""
 
     def __init__(
@@ -100,8 +102,8 @@ class SinkTask(Actor[_Message]):
         writable: bool = False,
         make: MakeSink = make_sink,
     ) -> None:
-        """Make a task. `scratch`: a folder for this task alone, made and removed by it; `make`: the
-        factory of the sink, replaced in tests."""
+        """Make a task. `scratch` is a folder for this task alone, which it creates and removes.
+        `make` makes the sink; tests replace it."""
         self._work = work
         self._number = number
         self._persist = persist
@@ -111,17 +113,20 @@ class SinkTask(Actor[_Message]):
         self._writable = writable
         self._make = make
         self._running: RunningEffect | None = None
+        """The effect that runs the driver; None before writes are allowed."""
         self._stopping = False
+        """True once the owner asked to stop."""
         self._driver: _Driver | None = None
+        """The driver that the effect runs; made with it."""
 
     async def on_start(self) -> None:
-        """Begin, if writes are allowed already."""
-        self._tell(SinkStatus(self._work.id, self._number, "starting"))
+        """Start if writes are already allowed."""
+        self._send(SinkStatus(self._work.id, self._number, "starting"))
         if self._writable:
             self._begin()
 
     async def receive(self, message: _Message) -> None:
-        """Handle one message."""
+        """Handle a message of the owner, or the end of the effect."""
         match message:
             case WritesAllowed():
                 self._begin()
@@ -130,13 +135,13 @@ class SinkTask(Actor[_Message]):
                 if self._running is None:
                     self._end(None)
                 else:
-                    # Two steps: the effect waits for blocking calls and closes (`_Closed`); only
-                    # then does `SinkEnded` promise that nothing is written any more.
+                    # In two steps: the effect waits for blocking calls and closes the sink
+                    # (`_Closed`). Only then does `SinkEnded` promise that nothing more is written.
                     self._running.cancel()
             case _Closed():
                 if self._stopping:
                     self._end(None)
-            case _Over(error=error):
+            case _DriverEnded(error=error):
                 if not self._stopping:
                     self._end(error)
             case _:
@@ -155,7 +160,7 @@ class SinkTask(Actor[_Message]):
             ctx.clock,
             ctx.random,
             self._make,
-            self._tell,
+            self._send,
         )
         self._driver = driver
 
@@ -167,12 +172,12 @@ class SinkTask(Actor[_Message]):
                     await driver.close()
                 ctx.self.reply(_Closed())
 
-        self._running = ctx.effect(run, done=lambda _: _Over(), failed=_failed)
+        self._running = ctx.effect(run, done=lambda _: _DriverEnded(), failed=_failed)
 
     def _end(self, error: PenstockError | None) -> None:
         if error is not None:
             text = str(error).encode()[:ERROR_TEXT_BYTES_MAX]
-            self._tell(
+            self._send(
                 SinkStatus(
                     self._work.id,
                     self._number,
@@ -181,33 +186,32 @@ class SinkTask(Actor[_Message]):
                     hint_of(error) or None,
                 )
             )
-        self._tell(SinkEnded(self._work.id, self._number, error))
+        self._send(SinkEnded(self._work.id, self._number, error))
         self.ctx.stop()
 
-    def _tell(self, message: SinkProgress | SinkStatus | SinkEnded) -> None:
+    def _send(self, message: SinkProgress | SinkStatus | SinkEnded) -> None:
         self._consumer.reply(message)
 
     def describe(self) -> str:
         """Return what the task is doing or waiting for."""
         if self._driver is None:
-            return "waits until writes are allowed"
+            return "waiting until writes are allowed"
         return self._driver.doing
 
 
-def _failed(error: Exception) -> _Over:
-    """Return the message that ends the task; raise an error that is a bug, which crashes the
+def _failed(error: Exception) -> _DriverEnded:
+    """Return the message that ends the task. Re-raise unexpected errors, which crashes the
     actor."""
     if isinstance(error, PenstockError):
-        return _Over(error)
+        return _DriverEnded(error)
     raise error
 
 
 # -- the driver ----------------------------------------------------------------------------------
 
 
-class _Found(msgspec.Struct, frozen=True, gc=False):
-    """Parts of the shard from a frontier on, and the upper below which they are complete
-    (`known`)."""
+class _ListedParts(msgspec.Struct, frozen=True, gc=False):
+    """Parts of the shard from a frontier on. They are complete below `known`."""
 
     parts: tuple[Any, ...]
     listed: tuple[ListedBatch, ...]
@@ -227,7 +231,7 @@ class _Driver:
         clock: ActorClock,
         random: Random,
         make: MakeSink,
-        tell: Tell,
+        send: SendMessage,
     ) -> None:
         self._work = work
         self._number = number
@@ -237,19 +241,25 @@ class _Driver:
         self._clock = clock
         self._random = random
         self._make = make
-        self._tell = tell
+        self._send = send
         self._sink: SinkConnector
         self._reader: LeasedReader
         self._opened: list[Callable[[], Awaitable[None]]] = []
         """Functions that close what is open, in the order of opening."""
         self._lower: Frontier = work.as_of
+        """Upper that is durable in the external system."""
         self._known: Frontier = 0
+        """Upper of the object's shard, as last seen."""
         self._meters = TaskMeters(clock.monotonic_ms, OF_SINK, work.id)
         persist.ledger.add(self._meters.memory)
         self._first = True
+        """True until the first batch is committed."""
         self._committed_ms: float | None = None
+        """Monotonic time of the last commit; None before the first."""
         self._stalled: str | None = None
+        """Error of the object for which the sink is stalled; None if it is not."""
         self.doing = "opens its sink"
+        """Current activity, for `SinkTask.describe`."""
 
     async def run(self) -> None:
         """Run until the shard ends. Raises every error that ends the task."""
@@ -265,43 +275,44 @@ class _Driver:
         self._first = upper is None
         self._lower = work.as_of if upper is None else upper
         known = self._known = await self._persist.upper(work.shard)
-        # The shard was restored from an older state: writing on would contradict what is outside.
+        # The shard was restored from an older state, and continuing would contradict what was
+        # written.
         if upper is not None and upper > known:
             raise InvalidUsage(
-                f"outside everything below {format_frontier(upper)} is there, and {work.name} "
-                f"itself is known below {format_frontier(known)} only: it was put back to an older "
-                "state, and what is outside may never have been. Remove it, and create the sink "
-                "anew"
+                f"the sink has everything below {format_frontier(upper)}, but {work.name} is known "
+                f"only below {format_frontier(known)}: it was restored to an older state, so what "
+                "the sink has written may be wrong. Remove it, and create the sink again"
             )
         if self._lower < EMPTY:
             # Hold before reader: compaction must not pass the sink's frontier. The hold outlives
             # the task.
             await self._persist.set_hold(work.shard, hold_of(work.id), self._lower)
             name = f"sink-{work.id}-{self._random.getrandbits(64):016x}"
-            # Shielded, so that a reader that was opened is among those that `close` closes.
+            # Shielded, so that a reader that was opened is always among those that `close` closes.
             with anyio.CancelScope(shield=True):
                 self._reader = await self._persist.open_reader(work.shard, name)
                 self._opened.append(self._reader.close)
             await self._reader.downgrade(self._lower)
-            self._tell(SinkStatus(work.id, self._number, "running"))
+            self._send(SinkStatus(work.id, self._number, "running"))
         self._progress()
         while self._lower < EMPTY:
             await self._batch()
-        # Only a sink that is done drops its hold; else the hold goes with the sink (`hold_of`).
+        # Only a finished sink drops its hold here; otherwise the hold is dropped with the sink
+        # (`hold_of`).
         await self._persist.drop_hold(work.shard, hold_of(work.id))
-        self._tell(SinkStatus(work.id, self._number, "ceased"))
+        self._send(SinkStatus(work.id, self._number, "ceased"))
 
     async def close(self) -> None:
-        """Close the sink and the reader; errors are logged."""
+        """Close the sink and the reader. Errors are logged."""
         for close in reversed(self._opened):
             try:
                 await close()
             except PenstockError as error:
-                log.warning("sink %s was not closed well: %s", self._work.id, error)
+                log.warning("sink %s could not be closed properly: %s", self._work.id, error)
         await self._blocking(partial(shutil.rmtree, self._scratch, ignore_errors=True))
 
     async def _blocking(self, function: Callable[[], R]) -> R:
-        """Run a function in a thread, and wait for its end even when cancelled."""
+        """Run a function in a thread, and wait for its end even if cancelled."""
         with anyio.CancelScope(shield=True):
             result = await self._clock.run_blocking(function)
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -309,21 +320,21 @@ class _Driver:
 
     def _progress(self) -> None:
         counts, known = self._sink.statistics(), max(self._known, self._lower)
-        far = self._work.id, self._number, self._lower, counts, known
-        self._tell(SinkProgress(*far, self._meters.statistics()))
+        common = self._work.id, self._number, self._lower, counts, known
+        self._send(SinkProgress(*common, self._meters.statistics()))
 
     # -- choosing a batch -------------------------------------------------------------------------
 
     async def _batch(self) -> None:
-        """Wait for one batch, write and commit it."""
-        found, chosen = await self._due()
+        """Wait for one batch, write it and commit it."""
+        found, chosen = await self._wait_for_batch()
         upper = chosen.upper
-        assert upper is not None, "it is due"
-        self.doing = f"writes {self._lower} to {upper}"
-        await self._write(found, upper, chosen.stretches)
+        assert upper is not None, "a batch is due"
+        self.doing = f"writing {self._lower} to {upper}"
+        await self._write(found, upper, chosen.intervals)
         if self._sink.once:
             upper = EMPTY
-        self.doing = f"commits {self._lower} to {upper}"
+        self.doing = f"committing {self._lower} to {upper}"
         began = self._clock.monotonic_ms()
         with self._meters.timed("Commit") as meter:
             await self._sink.commit(self._lower, upper)
@@ -331,28 +342,28 @@ class _Driver:
         self._committed_ms = began
         self._lower, self._first = upper, False
         if upper < EMPTY:
-            # After the commit: until then a restarted task reads again from the old frontier.
+            # After the commit: until then, a restarted task must read from the old frontier.
             await self._persist.set_hold(self._work.shard, hold_of(self._work.id), upper)
             await self._reader.downgrade(upper)
         self._progress()
-        self._show(chosen.error, upper)
+        self._report_error(chosen.error, upper)
 
-    async def _due(self) -> tuple[_Found, SinkBatchChoice]:
-        """Return the next batch when it is time to commit it."""
-        self.doing = f"waits for changes from {self._lower} on"
+    async def _wait_for_batch(self) -> tuple[_ListedParts, SinkBatchChoice]:
+        """Return the next batch once it is time to commit it."""
+        self.doing = f"waiting for changes from {self._lower} on"
         as_of = self._lower
         while True:
-            found = await self._look(as_of)
+            found = await self._list_parts(as_of)
             if found.known > self._known:
                 self._known = found.known
                 self._progress()  # shows the sink's lag
-            stretches = error_intervals(await self._errors(found), found.known)
+            intervals = error_intervals(await self._errors(found), found.known)
             chosen = choose_batch(
-                self._lower, found.known, found.listed, stretches, self._settings.sink_bytes_max
+                self._lower, found.known, found.listed, intervals, self._settings.sink_bytes_max
             )
             now = self._clock.monotonic_ms()
             if chosen.upper is None:
-                self._show(chosen.error, self._lower)
+                self._report_error(chosen.error, self._lower)
                 due = now + self._settings.sink_commit_ms
             else:
                 due = self._due_ms(found, chosen.upper)
@@ -360,42 +371,42 @@ class _Driver:
                 SINK_COMMIT.crossed(chosen.upper < found.known) or now >= due
             ):
                 return found, chosen
-            # Compaction may delete them while we wait: `_look` lists the parts anew.
+            # Compaction may delete these parts while we wait; they are listed again afterwards.
             self._reader.release([part.key for part in found.parts])
             if chosen.upper is None:
-                as_of = (await self._later(found.known)) - 1
+                as_of = (await self._wait_beyond(found.known)) - 1
                 await anyio.sleep((due - now) / 1000)
             else:
                 with anyio.move_on_after((due - now) / 1000):
-                    await self._later(found.known)
+                    await self._wait_beyond(found.known)
 
-    def _due_ms(self, found: _Found, upper: Frontier) -> float:
+    def _due_ms(self, found: _ListedParts, upper: Frontier) -> float:
         if self._committed_ms is None or upper >= EMPTY:
             return float("-inf")
         changes = any(part.time_min < upper for part in found.parts)
         limits = self._settings
         return self._committed_ms + (limits.sink_commit_ms if changes else limits.sink_frontier_ms)
 
-    async def _later(self, known: Frontier) -> Frontier:
+    async def _wait_beyond(self, known: Frontier) -> Frontier:
         """Return the shard's upper once it is beyond `known`."""
         if known >= EMPTY:
-            await anyio.sleep_forever()  # the shard is complete, and ends in error
+            await anyio.sleep_forever()  # the shard is complete and ends in error
         return await self._persist.wait_upper(self._work.shard, known)
 
-    async def _look(self, as_of: Time) -> _Found:
-        """Return the parts below the upper, once there are any; for the first batch the snapshot at
-        `as_of`."""
+    async def _list_parts(self, as_of: Time) -> _ListedParts:
+        """Return the parts below the upper once there are any. For the first batch, return the
+        snapshot at `as_of`."""
         if self._first:
             as_of = min(as_of, TIME_MAX)
             parts, _ = await self._reader.snapshot(as_of)
             size = sum(part.bytes for part in parts)
-            return _Found(parts, (ListedBatch(as_of + 1, size),), as_of + 1)
+            return _ListedParts(parts, (ListedBatch(as_of + 1, size),), as_of + 1)
         batches, known = await self._reader.next(self._lower)
         listed = tuple(ListedBatch(each.upper, each.bytes) for each in batches)
         every = (part for batch in batches for part in batch.parts)
-        return _Found(tuple(part for part in every if part.time_min < known), listed, known)
+        return _ListedParts(tuple(part for part in every if part.time_min < known), listed, known)
 
-    async def _errors(self, found: _Found) -> list[tuple[Time, str, int]]:
+    async def _errors(self, found: _ListedParts) -> list[tuple[Time, str, int]]:
         """Return the error updates in these parts: (time, text, diff)."""
         rows: list[tuple[Time, str, int]] = []
         for part in found.parts:
@@ -409,42 +420,44 @@ class _Driver:
 
     @property
     def _from(self) -> Time:
-        """Return the least time of updates that belong to the batch."""
+        """Return the earliest time of updates that belong to the batch."""
         return 0 if self._first else self._lower
 
-    def _show(self, error: str | None, at: Frontier) -> None:
-        """Send the status when the object's own error stalls the sink, or no longer does."""
+    def _report_error(self, error: str | None, at: Frontier) -> None:
+        """Send the status if the object's own error stalls the sink, or no longer does."""
         if error == self._stalled:
             return
         self._stalled = error
         status = SinkStatus(self._work.id, self._number, "running")
         if error is not None:
-            self.doing = f"waits at {at}: its object is in error"
+            self.doing = f"waiting at {at}: its object is in error"
             status = SinkStatus(
                 self._work.id,
                 self._number,
                 "stalled",
                 f"ViewInError: {error}",
-                f"{self._work.name} is in error from {at} on; the sink goes on when it is not",
+                f"{self._work.name} is in error from {at} on; the sink continues when it no "
+                "longer is",
             )
-        self._tell(status)
+        self._send(status)
 
     # -- writing a batch --------------------------------------------------------------------------
 
     async def _write(
-        self, found: _Found, upper: Frontier, stretches: tuple[ErrorInterval, ...]
+        self, found: _ListedParts, upper: Frontier, intervals: tuple[ErrorInterval, ...]
     ) -> None:
-        """Give the sink all updates below `upper`, consolidated."""
+        """Pass all updates below `upper` to the sink, consolidated."""
         parts = [part for part in found.parts if part.time_min < upper]
         times = self._sink.keeps_times
         collapse = self._first or not times
-        # Without retractions there is nothing to cancel: rows are written as they come, each copy.
+        # Without retractions nothing cancels out, so rows are written as they come, each copy
+        # separately.
         plain = self._first and not times and not any(part.retracts for part in parts)
         schema = self._work.schema
         shape = schema
         if times:
-            shape = TableSchema((*schema.columns, TableColumn(_at(schema), "bigint")))
-        # Where the sink keeps times, the time is one of the columns that rows are summed by.
+            shape = TableSchema((*schema.columns, TableColumn(_time_column(schema), "bigint")))
+        # If the sink keeps times, the time is one of the columns by which rows are summed.
         gathered = None if plain else GatheredUpdates(shape, self._scratch / "gathered")
         try:
             for part in parts:
@@ -453,13 +466,13 @@ class _Driver:
                 meter.rows += updates.num_rows
                 for rows in iter_slices(updates):
                     piece = await self._blocking(
-                        partial(self._meant, rows, upper, stretches, collapse)
+                        partial(self._prepare_piece, rows, upper, intervals, collapse)
                     )
                     if gathered is None:
-                        await self._give(piece)
+                        await self._write_piece(piece)
                     else:
                         if times:
-                            piece = piece.append_column(_at(schema), piece[TIME])
+                            piece = piece.append_column(_time_column(schema), piece[TIME])
                         with self._meters.timed("Gather") as meter:
                             await self._blocking(partial(gathered.add, piece))
                         meter.rows += piece.num_rows
@@ -467,33 +480,33 @@ class _Driver:
                 self._reader.release([part.key])
             self._reader.release([part.key for part in found.parts])
             if gathered is not None:
-                await self._give_sums(gathered, upper)
+                await self._write_consolidated(gathered, upper)
         finally:
             self._meters["Gather"].bytes_memory = self._meters["Gather"].bytes_mapped = 0
             if gathered is not None:
                 with anyio.CancelScope(shield=True):
                     await self._clock.run_blocking(gathered.close)
 
-    def _meant(
+    def _prepare_piece(
         self,
         updates: pa.Table,
         upper: Frontier,
-        stretches: tuple[ErrorInterval, ...],
+        intervals: tuple[ErrorInterval, ...],
         collapse: bool,
     ) -> pa.Table:
-        """Return the batch's updates without errors, at the times at which they are written."""
+        """Return the batch's updates, without errors, at the times at which they are written."""
         plain, _ = split_errors(between(updates, self._from, upper))
         shape = self._work.schema.arrow_updates()
         plain = plain.select(shape.names).cast(shape)
-        return advance(plain, upper - 1) if collapse else move_out_of_intervals(plain, stretches)
+        return advance(plain, upper - 1) if collapse else move_out_of_intervals(plain, intervals)
 
-    async def _give(self, piece: pa.Table) -> None:
+    async def _write_piece(self, piece: pa.Table) -> None:
         if piece.num_rows:
             with self._meters.timed("Write") as meter:
                 await self._sink.write(piece)
             meter.rows += piece.num_rows
 
-    async def _give_sums(self, gathered: GatheredUpdates, upper: Frontier) -> None:
+    async def _write_consolidated(self, gathered: GatheredUpdates, upper: Frontier) -> None:
         contents = await self._blocking(gathered.contents)
         batches: Iterator[pa.RecordBatch] = contents.rows()
         while (batch := await self._blocking(partial(next, batches, None))) is not None:
@@ -501,16 +514,16 @@ class _Driver:
                 check_positive(batch)
             rows = pa.Table.from_batches([batch])
             if self._sink.keeps_times:
-                at = _at(self._work.schema)
+                at = _time_column(self._work.schema)
                 rows = rows.rename_columns([TIME if n == at else n for n in rows.column_names])
             else:
                 times = pa.repeat(pa.scalar(upper - 1, pa.int64()), rows.num_rows)
                 rows = rows.append_column(pa.field(TIME, pa.int64()), times)
-            await self._give(rows.select(self._work.schema.arrow_updates().names))
+            await self._write_piece(rows.select(self._work.schema.arrow_updates().names))
 
 
-def _at(schema: TableSchema) -> str:
-    """Return the name of a column for times that no column of the schema has."""
+def _time_column(schema: TableSchema) -> str:
+    """Return a name for a column of times that is not a column of the schema."""
     name = "__at"
     while name in schema.names:
         name += "_"

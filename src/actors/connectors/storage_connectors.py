@@ -1,4 +1,4 @@
-"""Factories by which the storage half of a worker reaches external systems."""
+"""Factories through which the storage half of a worker connects to external systems."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from actors.runtime.progress import ObjectId
 
 
 class StorageConnectors(msgspec.Struct, frozen=True, gc=False):
-    """Factories for connections to external systems (tests replace them)."""
+    """Factories of connections to external systems. Tests replace them."""
 
     source: Callable[[ConnectorConfiguration, ObjectId], SourceConnector]
-    """Opens a source. Raises `InvalidUsage`."""
+    """Makes a source from its configuration and id. Raises `InvalidUsage`."""
     sink: Callable[[SinkDescription, int, ActorAddress[Any]], Actor[Any]]
-    """Takes (description, number, owner), and returns a sink's task, which may write. Raises
-    `InvalidUsage`."""
+    """Makes the task of a sink from (description, rendering number, owner). The task may write.
+    Raises `InvalidUsage`."""
     scratch: Path
     """Folder for files that need not survive the process."""
     oneshot: Callable[[RunOneshotIngestion], OneshotReading] = refuse_oneshot
-    """Returns the reading of a one-shot ingestion's files. Raises `InvalidUsage`."""
+    """Makes the reader of a one-shot ingestion's files. Raises `InvalidUsage`."""

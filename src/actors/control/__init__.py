@@ -1,1 +1,1 @@
-"""The controller, and who may do what."""
+"""The controller and access control."""

@@ -1,1 +1,1 @@
-"""Shards, arrangements, and the stores that they are in."""
+"""Durable state: shards, arrangements, and the stores that contain them."""

@@ -1,22 +1,22 @@
 """The engine's actor: the only owner of Spark, which runs in a child process.
 
 Theory of operation. Jobs wait in a bounded queue and go to the child while it has fewer than
-`engine_jobs_in_flight_max`. One effect owns a child for its whole life: it starts it, reads its
-answers, and finally kills it and all processes that it started. A child that died is replaced after
-a delay that doubles with each failure.
+`engine_jobs_in_flight_max`. A single effect owns a child for its whole life: it starts the child,
+reads its answers, and finally kills it together with all processes that it started. A child that
+died is replaced after a delay that doubles with each failure.
 
 Rules
-- Every `SubmitJob` is answered exactly once; a job's entry then leaves the tables.
-- A new child is first sent every prepared plan, then the jobs that were in flight, in their order.
-- Jobs in flight when a child died by itself are suspects, and run alone until they have an answer,
-  so an innocent job is cleared at its next run. A job during which `engine_attempts_max` children
-  died while it ran alone fails with `JobTooLarge`, and is refused for a while
-  (`actors.engine.spark_executor`).
-- A cancel answers its caller at once. The job's slot in the child is free when the child confirms;
-  a child that does not within `CANCEL_TIMEOUT_MS` is replaced.
-- Messages of a child carry its number: those of a predecessor are ignored.
-- If the engine cannot be started, waiting jobs fail with `EngineUnavailable`: at once if it never
-  was up, else after `START_FAILURES_MAX` failures in a row. The start is retried.
+- Every `SubmitJob` is answered exactly once; the job's entry is then removed from the tables.
+- A new child first gets every prepared plan, then the jobs that were in flight, in order.
+- If a child dies by itself, the jobs in flight become suspects and run alone until they are
+  answered, so an innocent job is cleared at its next run. A job during which
+  `engine_attempts_max` children died while it ran alone fails with `JobTooLarge`, and is refused
+  for a while (`actors.engine.spark.job_quarantine`).
+- A cancellation is answered immediately. The job's slot in the child becomes free when the child
+  confirms; a child that does not confirm within `CANCEL_TIMEOUT_MS` is replaced.
+- Messages from a child carry its number, and those of an earlier child are ignored.
+- If the engine cannot be started, waiting jobs fail with `EngineUnavailable`: immediately if it
+  has never been up, else after `START_FAILURES_MAX` failures in a row. The start is retried.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ START_FAILURES_MAX: Final = 3
 DEATHS_OUTSIDE: Final = 3
 """Number of SIGKILLs that count as one death.
 
-They come from an operator or from a system short of memory, so a job may not be to blame.
+They come from an operator, or from a system that is short of memory, so a job may not be to blame.
 """
 
 Launch: TypeAlias = Callable[[Settings, Path, ActorClock], Awaitable[EngineProcess]]
@@ -103,13 +103,13 @@ class _Answered(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Ended(msgspec.Struct, frozen=True, gc=False):
-    """A child ended (`why`), or could not be started (`error`)."""
+    """A child exited (`why`), or could not be started (`error`)."""
 
     number: int
     error: PenstockError | None
     why: str = ""
     outside: bool = False
-    """True if the child was killed from outside, which proves little about its jobs."""
+    """True if the child was killed from outside, which says little about its jobs."""
 
 
 class _StartAgain(msgspec.Struct, frozen=True, gc=False):
@@ -133,14 +133,15 @@ class _Entry:
         self.run = run
         self.order = order
         self.attempts = Fraction(0)
-        """Number of deaths of the engine while the job ran alone."""
+        """Number of times that the engine died while the job ran alone."""
         self.alone = alone
-        """True if no other job may run beside it."""
+        """True if no other job may run at the same time."""
+        # True once the job was canceled and its caller answered; it then only occupies its slot.
         self.canceled = False
         self.overdue: RunningEffect | None = None
-        """Timer of a canceled job."""
+        """Timer of a canceled job, which replaces a child that does not confirm."""
         self.traceparent = TRACEPARENT.get()
-        """Trace context of the asker: a traced job's answer has a `JobTrace`."""
+        """Trace context of the caller. The answer to a traced job has a `JobTrace`."""
 
     @property
     def job(self) -> Job:
@@ -148,13 +149,13 @@ class _Entry:
 
 
 class SparkExecutor(Actor[_Message]):
-    """Runs jobs in a child process that holds PySpark; see the module's docstring.
+    """Runs jobs in a child process that holds PySpark (see the docstring of the module).
 
     `directory` is the engine's scratch folder, used by no other engine. Answers are written to its
-    folder ``out``; files of an earlier service are removed at the start. Answers of `SubmitJob` are
-    `QueryAnalyzed`, `StatementParsed`, `PlanPrepared` or `RowsDone`; errors are `DefiniteError`,
-    `QueryRejected`, `AccessDenied`, `JobTooLarge`, `OperationCanceled`, `EngineLost`,
-    `EngineUnavailable`, `ResourceBusy` and `InvalidUsage`.
+    folder ``out``; files of an earlier service are removed at the start. `SubmitJob` is answered
+    with `QueryAnalyzed`, `StatementParsed`, `PlanPrepared` or `RowsDone`, or fails with
+    `DefiniteError`, `QueryRejected`, `AccessDenied`, `JobTooLarge`, `OperationCanceled`,
+    `EngineLost`, `EngineUnavailable`, `ResourceBusy` or `InvalidUsage`.
     """
 
     def __init__(
@@ -165,30 +166,42 @@ class SparkExecutor(Actor[_Message]):
         *,
         at_first_job: bool = False,
     ) -> None:
-        """Take the environment. `at_first_job`: the engine is not started before it has a job."""
+        """Store the environment. `at_first_job`: start the engine only when there is a job for
+        it."""
         self._settings = settings
         self._at_first_job = at_first_job
         self._launch = launch_engine
         self._directory = directory
+        # Number of the current child; 0 before the first start.
         self._number = 0
+        # The effect that owns the current child.
         self._life: RunningEffect | None = None
+        # The current child once it is up; None while none is.
         self._process: EngineProcess | None = None
+        # What the child reported when it came up; None while none is up.
         self._ready: EngineReady | None = None
         self._failures = 0
-        """Deaths and failed starts since the last answer; the next start waits longer for each."""
+        """Number of deaths and failed starts since the last answer; each makes the next start wait
+        longer."""
         self._failed_starts = 0
-        """Failed starts since the engine was last up."""
+        """Number of failed starts since the engine was last up."""
+        # Why no child can be started; None if that is not known, or once a child is up.
         self._unavailable: PenstockError | None = None
+        # Number of jobs accepted so far, which gives each its place in the order.
         self._order = 0
+        # Number of children that died after they were up.
         self._deaths = 0
         self._replaced = False
-        """True if this actor itself has killed the child."""
+        """True if this actor itself killed the child."""
         self._quarantine = JobQuarantine(settings)
+        # Prepared plans by dataflow, which every new child gets.
         self._plans: dict[str, PreparePlan] = {}
+        # Jobs that are not sent yet, in the order in which they are sent.
         self._waiting: deque[_Entry] = deque()
+        # Jobs in the child by id; canceled ones stay until the child confirms.
         self._flying: dict[str, _Entry] = {}
         self._locating: list[LocateConnect] = []
-        """Those who ask where the engine is while none is up."""
+        """Callers that asked where the engine is while none was up."""
         self._log = JobLog(settings.log_rows_max)
 
     async def on_start(self) -> None:
@@ -233,7 +246,7 @@ class SparkExecutor(Actor[_Message]):
             case _CancelOverdue() if message.number == self._number:
                 self._overdue(message.job_id)
             case _Started() | _Ended() | _CancelOverdue():
-                pass  # of a child that has been replaced
+                pass  # From a child that has been replaced.
             case _:
                 assert_never(message)
         self._send_waiting()
@@ -275,7 +288,7 @@ class SparkExecutor(Actor[_Message]):
         elif self._number:
             state = f"starting child number {self._number}"
         else:
-            state = "not started: there was no job yet"
+            state = "not started: no job has been submitted yet"
         names = ", ".join(
             f"{kind_of(entry.job)} {entry.job.job_id}{' (canceled)' * entry.canceled}"
             for entry in self._flying.values()
@@ -301,7 +314,7 @@ class SparkExecutor(Actor[_Message]):
             run.reply.set(PlanPrepared(job.job_id))
             return
         if any(entry.job.job_id == job.job_id for entry in self._entries()):
-            run.reply.fail(InvalidUsage(f"a job named {job.job_id!r} is running already"))
+            run.reply.fail(InvalidUsage(f"a job named {job.job_id!r} is already running"))
         elif refusal := self._quarantine.find_refusal(job, self.ctx.monotonic_ms()):
             run.reply.fail(refusal)
         elif self._unavailable is not None:
@@ -309,7 +322,7 @@ class SparkExecutor(Actor[_Message]):
         elif len(self._waiting) >= self._settings.engine_queue_max:
             run.reply.fail(
                 ResourceBusy(
-                    f"{len(self._waiting)} jobs wait for the engine "
+                    f"{len(self._waiting)} jobs are waiting for the engine "
                     f"(engine_queue_max = {self._settings.engine_queue_max}); try again later"
                 )
             )
@@ -325,7 +338,8 @@ class SparkExecutor(Actor[_Message]):
         elif self._unavailable is not None:
             asked.reply.fail(EngineUnavailable(str(self._unavailable)))
         else:
-            # Those who have left make room, so that a start that hangs collects no askers.
+            # Callers that have left are dropped, so that they do not accumulate during a start that
+            # hangs.
             self._locating = [one for one in self._locating if not one.reply.answered]
             self._locating.append(asked)
 
@@ -338,7 +352,7 @@ class SparkExecutor(Actor[_Message]):
         flying = self._flying.get(job_id)
         if flying is None or flying.canceled:
             return
-        # The entry stays: its slot is taken until the child confirms.
+        # The entry stays, since its slot is occupied until the child confirms.
         flying.canceled = True
         self._fail(flying, OperationCanceled(f"job {job_id} was canceled"))
         self._send(CancelChildJob(job_id))
@@ -353,21 +367,21 @@ class SparkExecutor(Actor[_Message]):
     def _overdue(self, job_id: str) -> None:
         entry = self._flying.get(job_id)
         if entry is not None and entry.canceled and self._process is not None:
-            # The jobs in flight are not suspected of this death.
+            # The jobs in flight do not become suspects because of this death.
             self._replaced = True
-            self._process.kill()  # `_Ended` follows, as after any other end
+            self._process.kill()  # `_Ended` follows, as after any other end.
 
     def _send_waiting(self) -> None:
         while self._process is not None and self._waiting and self._has_room(self._waiting[0]):
             entry = self._waiting.popleft()
-            if entry.run.reply.answered:  # the caller has gone
+            if entry.run.reply.answered:  # The caller has gone.
                 self._log.ended(
                     entry.job.job_id, self.ctx.monotonic_ms(), OperationCanceled.__name__
                 )
                 continue
             try:
                 self._process.send(with_context(entry.job, entry.traceparent))
-            except PenstockError as error:  # too large for a frame: nothing was sent
+            except PenstockError as error:  # Too large for a frame; nothing was sent.
                 self._fail(entry, error)
                 continue
             self._log.started(entry.job.job_id, self.ctx.monotonic_ms())
@@ -376,7 +390,7 @@ class SparkExecutor(Actor[_Message]):
                 self._plans[entry.job.dataflow] = entry.job
 
     def _has_room(self, entry: _Entry) -> bool:
-        """Return whether a job may go to the child beside its other jobs."""
+        """Return whether a job may go to the child in addition to the jobs in flight."""
         if entry.alone or any(other.alone for other in self._flying.values()):
             return not self._flying
         return len(self._flying) < self._settings.engine_jobs_in_flight_max
@@ -410,14 +424,14 @@ class SparkExecutor(Actor[_Message]):
         else:
             self._failures = 0
             # An answer proves that the job does not kill the engine.
-            self._quarantine.acquit(entry.job)
+            self._quarantine.release(entry.job)
             self._log.ended(answer.job_id, self.ctx.monotonic_ms(), answer)
-            if entry.run.reply.answered:  # the caller has gone
+            if entry.run.reply.answered:  # The caller has gone.
                 self._discard(answer)
             entry.run.reply.set(answer)
 
     def _discard(self, answer: Answer) -> None:
-        """Remove the files of an answer without a reader."""
+        """Remove the files of an answer that nobody reads."""
         paths = answer.paths() if isinstance(answer, RowsDone) else ()
 
         def remove_all() -> None:
@@ -436,7 +450,7 @@ class SparkExecutor(Actor[_Message]):
     # -- the child ------------------------------------------------------------------------------
 
     def _start_first(self) -> None:
-        """Start the first child, if none was started."""
+        """Start the first child unless it was started before."""
         if self._number == 0:
             self._start()
 
@@ -457,7 +471,7 @@ class SparkExecutor(Actor[_Message]):
         self._life = self.ctx.effect(
             live,
             done=lambda ended: ended,
-            failed=lambda error: _Ended(number, _as_ours(error)),
+            failed=lambda error: _Ended(number, _as_engine_error(error)),
         )
 
     def _started(self, message: _Started) -> None:
@@ -467,7 +481,7 @@ class SparkExecutor(Actor[_Message]):
             asked.reply.set(message.ready)
         self._locating.clear()
         for plan in self._plans.values():
-            # Cheap: the child neither builds nor answers a known plan.
+            # This is cheap: the child neither builds nor answers a known plan.
             self._process.send(msgspec.structs.replace(plan, known=True))
 
     def _ended(self, message: _Ended) -> None:
@@ -476,19 +490,19 @@ class SparkExecutor(Actor[_Message]):
         self._failures += 1
         if was_up:
             self._deaths += 1
-            why = str(error or why or "the child ended")
+            why = str(error or why or "the child exited")
             self._take_back(why, DEATHS_OUTSIDE if message.outside else 1)
         else:
             self._failed_starts += 1
-            # Deaths of a running engine do not count: it can be started.
+            # Deaths of a running engine do not count, since it could be started.
             if self._failed_starts >= START_FAILURES_MAX or not self._deaths:
                 self._report_unavailable(
-                    error or EngineUnavailable("the engine ended while it started")
+                    error or EngineUnavailable("the engine exited while starting")
                 )
         self.ctx.after(self._settings.retry_delay_ms(self._failures), _StartAgain())
 
     def _report_unavailable(self, error: PenstockError) -> None:
-        """Fail all that waits for the engine."""
+        """Fail everything that waits for the engine."""
         self._unavailable = error
         for entry in self._waiting:
             self._fail(entry, EngineUnavailable(str(error)))
@@ -498,7 +512,8 @@ class SparkExecutor(Actor[_Message]):
         self._locating.clear()
 
     def _take_back(self, why: str, share: int) -> None:
-        """Requeue the jobs that were in flight: in front, in their order; former lone runners last.
+        """Requeue the jobs that were in flight: at the front, in their order, except that jobs
+        which ran alone go last.
 
         `share` such deaths count as one.
         """
@@ -511,7 +526,7 @@ class SparkExecutor(Actor[_Message]):
             entry.alone |= blamed
             if entry.overdue is not None:
                 entry.overdue.cancel()
-            # A canceled job was answered before.
+            # A canceled job was already answered.
             if entry.canceled:
                 continue
             if entry.run.reply.answered:
@@ -526,7 +541,7 @@ class SparkExecutor(Actor[_Message]):
         # Running a job again is safe: it is a pure function of its message.
         again.sort(key=lambda entry: entry.order)
         self._waiting.extendleft(entry for entry in reversed(again) if not entry.attempts)
-        # Last, so that all other jobs have their turn between two deaths.
+        # Last, so that all other jobs get their turn between two deaths.
         self._waiting.extend(entry for entry in again if entry.attempts)
 
     def _attempts_max(self, entry: _Entry) -> int:
@@ -536,13 +551,15 @@ class SparkExecutor(Actor[_Message]):
     def _give_up(self, entry: _Entry, why: str) -> None:
         job, words = entry.job, {1: "once", 2: "twice"}
         times = words.get(int(entry.attempts), f"{int(entry.attempts)} times")
-        text = f"{kind_of(job)} {job.job_id} ended the engine {times}, alone; last: {why}"
-        self._fail(entry, self._quarantine.convict(job, text, self.ctx.monotonic_ms()))
+        text = (
+            f"{kind_of(job)} {job.job_id} ended the engine {times} while running alone; last: {why}"
+        )
+        self._fail(entry, self._quarantine.add(job, text, self.ctx.monotonic_ms()))
         if isinstance(job, PreparePlan) and self._plans.get(job.dataflow) is job:
             del self._plans[job.dataflow]
 
 
-def _as_ours(error: Exception) -> PenstockError:
+def _as_engine_error(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
-    return EngineUnavailable(f"the engine cannot be started: {type(error).__name__}: {error}")
+    return EngineUnavailable(f"cannot start the engine: {type(error).__name__}: {error}")

@@ -1,1 +1,1 @@
-"""The things that are said, never how they are done: plans, messages, PostgreSQL's protocol."""
+"""Descriptions without behaviour: plans, messages, and PostgreSQL's protocol."""

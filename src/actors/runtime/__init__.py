@@ -1,1 +1,1 @@
-"""The base of every program of actors: kernel, transport, tracing, settings, errors, progress."""
+"""The base on which all actors run: kernel, transport, tracing, settings, errors, progress."""

@@ -1,8 +1,8 @@
-"""The whole error family, arranged by what the caller can do about it.
+"""All error classes of Penstock, arranged by what the caller can do about them.
 
-Every error that can cross a wire has a stable ``code`` (its class name). `to_wire` and
-`from_wire` carry an error between processes without pickling: code, text and determinacy.
-An error says what was wrong, with the operands, and what to do.
+Every error that can cross a wire has a stable code, the name of its class. `to_wire` and
+`from_wire` carry an error between processes as code, text and determinacy, without pickling. The
+text says what is wrong, with the operands, and what to do.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from collections.abc import Iterable
 from typing import Final
 
 ERROR_TEXT_BYTES_MAX: Final = 4_096
-"""Bytes of an error's text that is kept or sent."""
+"""Longest text of an error that is kept or sent, in bytes."""
 NO_STEP: Final = "step size cannot equal zero"
-"""PostgreSQL's error for a series without a step: Spark is made to raise it, and its SQLSTATE is
-found by it."""
+"""PostgreSQL's error for a series with step 0. Spark is made to raise it, and its SQLSTATE is found
+by this text."""
 
 
 class PenstockError(Exception):
-    """Root of the family."""
+    """Base class of all errors that Penstock raises."""
 
     determinate: bool = True
-    """True when the operation surely did not happen; False when it may have happened."""
+    """True if the operation certainly did not happen; False if it may have happened."""
 
 
-# -- the caller asked for something that cannot be: change the request -------------------------
+# -- the request is wrong: change it -----------------------------------------------------------
 
 
 class InvalidUsage(PenstockError):
-    """A rule of the interface was broken; the message names the operands."""
+    """The request breaks a rule of the interface; the message names the operands."""
 
 
 class UnknownObject(InvalidUsage):
-    """No table, view or index of that name."""
+    """There is no table, view or index with this name."""
 
 
 class ObjectExists(InvalidUsage):
-    """The name is taken."""
+    """The name is already in use."""
 
 
 class ObjectInUse(InvalidUsage):
-    """Other objects are built on it; drop them first."""
+    """Other objects depend on this one; drop them first."""
 
 
 class TypeMismatch(InvalidUsage):
-    """A row does not fit the table's columns."""
+    """A row does not match the table's columns."""
 
 
 class NullNotAllowed(TypeMismatch):
-    """NULL is given for a column that is NOT NULL."""
+    """A column that is NOT NULL was given NULL."""
 
 
 class ValueOutOfRange(TypeMismatch):
-    """A number does not fit its column's type."""
+    """A number is out of range for its column's type."""
 
 
 class ValueTooLong(TypeMismatch):
@@ -62,32 +62,32 @@ class ValueTooLong(TypeMismatch):
 
 
 class IncompatibleSchema(InvalidUsage):
-    """A shard's columns cannot become these: what was written would mean something else."""
+    """A shard's columns cannot be changed in this way: existing data would change its meaning."""
 
 
 class DuplicateKey(InvalidUsage):
-    """An inserted PRIMARY KEY is present already."""
+    """An inserted PRIMARY KEY already exists."""
 
 
 class AbsentRow(InvalidUsage):
-    """A row or key to delete or update is not there."""
+    """A row or key to delete or update does not exist."""
 
 
 class QueryRejected(InvalidUsage):
     """Spark rejected the statement; the message is Spark's.
 
-    `position` is the offset of the fault in the statement as it was written, where that is known
-    and the message's own place counts in another text.
+    `position` is the offset of the error in the statement as the user wrote it. None if unknown, or
+    if the position in the message is right already.
     """
 
     position: int | None = None
 
 
 class SqlSyntaxError(InvalidUsage):
-    """A statement cannot be read; the message names line and column.
+    """A statement cannot be parsed; the message names line and column.
 
-    `problem` is the message without the hint; `position` the offset in the text that was given,
-    None if the error came over a wire; `hint` says what to write instead, "" if nothing is known.
+    `problem` is the message without the hint. `position` is the offset in the given text, None if
+    the error came over a wire. `hint` says what to write instead, "" if there is no suggestion.
     """
 
     def __init__(self, problem: str, *, position: int | None = None, hint: str = "") -> None:
@@ -102,35 +102,35 @@ class ReadBelowSince(InvalidUsage):
 
 
 class ReadTooFarAhead(InvalidUsage):
-    """The time lies further ahead of the oracle than the limit."""
+    """The time is further ahead of the oracle than the limit."""
 
 
 class ShardClosed(InvalidUsage):
-    """The shard's upper is empty: nothing will ever be appended again."""
+    """The shard's upper is empty: nothing can be appended any more."""
 
 
 class BadSettings(InvalidUsage):
-    """A setting is unknown, out of range or contradicts another."""
+    """A setting is unknown, out of range, or contradicts another."""
 
 
-# -- wait, or try again ------------------------------------------------------------------------
+# -- wait or try again -------------------------------------------------------------------------
 
 
 class WouldBlock(PenstockError):
-    """There is no room just now."""
+    """There is no room at the moment."""
 
 
 class ResourceBusy(PenstockError):
-    """A bounded resource is taken; try again later."""
+    """A bounded resource is in use; try again later."""
 
 
 class SlowSubscriber(PenstockError):
-    """A subscriber took nothing of what waited for it for too long, and was cut off: it may
+    """The service disconnected a subscriber that read nothing for too long. The client can
     subscribe again from where it stopped."""
 
 
 class DeadlineExceeded(PenstockError):
-    """The deadline passed first."""
+    """The deadline passed before the operation was complete."""
 
 
 class OperationCanceled(PenstockError):
@@ -141,16 +141,16 @@ class OperationCanceled(PenstockError):
 
 
 class ResourceClosed(PenstockError):
-    """This end was closed by its owner."""
+    """The resource was closed by its owner, on this side."""
 
 
 class SessionEnded(PenstockError):
-    """The service ended the session: an administrator asked for it, or its role was dropped or may
-    not log in any more."""
+    """The service ended the session, because an administrator requested it or because its role was
+    dropped or may no longer log in."""
 
 
 class ConnectionBroken(PenstockError):
-    """The other end is gone."""
+    """The other side is gone."""
 
 
 class ActorDead(ConnectionBroken):
@@ -158,22 +158,22 @@ class ActorDead(ConnectionBroken):
 
 
 class AskCycle(PenstockError):
-    """Actors ask each other in a circle: none of them would ever be answered."""
+    """Actors ask each other in a cycle, so none of them would ever get an answer."""
 
 
 class ConnectionDisplaced(ConnectionBroken):
-    """A newer connection took this one's place."""
+    """A newer connection has displaced this one."""
 
 
 # -- one side broke the protocol ---------------------------------------------------------------
 
 
 class ProtocolError(PenstockError):
-    """A message broke a rule of the protocol; the message names the rule."""
+    """A message broke a rule of the protocol; the error names the rule."""
 
 
 class LocalProtocolError(ProtocolError):
-    """Our side tried to break the rule."""
+    """This side tried to break the rule."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -181,7 +181,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class FrameTooLarge(RemoteProtocolError):
-    """A frame announced more bytes than the limit; nothing was allocated."""
+    """A frame announced more bytes than the limit; nothing was allocated for it."""
 
 
 class MalformedFrame(RemoteProtocolError):
@@ -189,41 +189,41 @@ class MalformedFrame(RemoteProtocolError):
 
 
 class UnknownCommand(RemoteProtocolError):
-    """A well-formed frame with a command this version does not know."""
+    """The frame is valid, but this version does not know its command."""
 
 
 class IncompatibleVersion(RemoteProtocolError):
-    """The peers speak different protocol versions."""
+    """The peers speak different versions of the protocol."""
 
 
 class WrongService(RemoteProtocolError):
-    """The peer is a service of another name than the one that is meant."""
+    """The peer belongs to a service with another name than the expected one."""
 
 
 class WalRefused(RemoteProtocolError):
-    """An acceptor or proposer of the WAL cannot go on with its peer: another term or generation,
-    another timeline, a gap; the peer must connect again, or another leads."""
+    """An acceptor or proposer of the WAL cannot continue with its peer because of another term,
+    generation or timeline, or a gap. The peer must reconnect, or another proposer leads."""
 
 
 class WalRemoved(WalRefused):
-    """The log at that place is no longer kept by this acceptor: its segment was removed. Another
-    may still have it."""
+    """This acceptor no longer keeps the log at this position, because the segment was removed.
+    Another acceptor may still have it."""
 
 
 class PeerRejected(WalRefused):
-    """An acceptor takes this peer not at all: a wrong token, another tenant, timeline, version or
-    system. To wait does not help."""
+    """An acceptor rejects this peer because of its token, tenant, timeline, version or system.
+    Retrying does not help."""
 
 
 class AuthenticationFailed(RemoteProtocolError):
-    """One side did not prove its identity to the other: a certificate or a token was refused."""
+    """One side did not prove its identity: its certificate or token was refused."""
 
 
 # -- storage -----------------------------------------------------------------------------------
 
 
 class StorageError(PenstockError):
-    """A store failed. `determinate` says whether the operation may have happened."""
+    """A store failed. `determinate` is False if the operation may have happened."""
 
     def __init__(self, message: str, *, determinate: bool) -> None:
         super().__init__(message)
@@ -235,7 +235,7 @@ class StoreFull(StorageError):
 
 
 class StoreBusy(StorageError):
-    """The store takes no more requests for now."""
+    """The store accepts no more requests at the moment."""
 
 
 class CorruptData(StorageError):
@@ -243,26 +243,27 @@ class CorruptData(StorageError):
 
 
 class LeaseLost(StorageError):
-    """The reader's lease expired and the part is gone."""
+    """The reader's lease has expired and the part was deleted."""
 
 
 class UnsoundFilter(StorageError):
-    """Statistics said that a part holds no row that is wanted, and it does."""
+    """A filter by statistics was wrong: a part that it excluded contains a wanted row."""
 
 
 class WriterFenced(StorageError):
-    """Another process took over; this one must stop writing."""
+    """Another process has taken over; this one must stop writing."""
 
 
 def is_retriable(error: Exception) -> bool:
-    """Return whether a read that failed so may do better when it is repeated: by a client that was
-    cut off (`ConnectionBroken`) on a new connection, and else as it was. Of a write it says
-    nothing: see `determinate`.
+    """Return whether a read that failed with this error may succeed if repeated.
+
+    After `ConnectionBroken` a client must repeat it on a new connection. For writes, see
+    `determinate` instead.
 
     >>> is_retriable(ConnectionBroken("gone")), is_retriable(ActorDead("stopped"))
     (True, False)
     """
-    # Repeating a read is safe even when the failure is indeterminate: a read changes nothing.
+    # Repeating a read is safe even after an indeterminate failure, because it changes nothing.
     if type(error) is ConnectionBroken:
         return True
     final = CorruptData | LeaseLost | UnsoundFilter | WriterFenced
@@ -270,36 +271,36 @@ def is_retriable(error: Exception) -> bool:
 
 
 class StateDirectoryError(PenstockError):
-    """The state directory cannot be used: in use, of a newer version, or not writable."""
+    """The state directory is in use, was written by a newer version, or is not writable."""
 
 
 class AddressInUse(PenstockError):
-    """The address to listen on is taken."""
+    """The address to listen on is not available."""
 
 
 # -- the engine --------------------------------------------------------------------------------
 
 
 class EngineError(PenstockError):
-    """Spark failed, or the process that holds it."""
+    """Spark failed, or the process that runs it."""
 
 
 class DefiniteError(EngineError):
-    """The data make the expression fail: the error belongs to the view, from a time on.
+    """The data make an expression fail: from some time on, the error is the view's contents.
 
-    `position` as of `QueryRejected`.
+    `position` is that of `QueryRejected`.
     """
 
     position: int | None = None
 
 
 class EngineLost(EngineError):
-    """The engine died; it is replaced and the job sent again."""
+    """The engine died; it is replaced and the job is sent again."""
 
 
 class JobTooLarge(EngineError):
-    """The job is more than the engine can do: its plan, its depth or its answer is over a limit, or
-    it ended the engine each time that it ran, with nothing beside it."""
+    """The job is too large for the engine: its plan, its nesting or its result is over a limit, or
+    it killed the engine each time it ran alone."""
 
 
 class EngineUnavailable(EngineError):
@@ -307,33 +308,33 @@ class EngineUnavailable(EngineError):
 
 
 class AccessDenied(InvalidUsage):
-    """The session's role has not the right that the request needs; the message names the object,
-    the right, and the GRANT that gives it."""
+    """The session's role lacks the right that the request needs; the message names the object, the
+    right, and the GRANT that gives it."""
 
 
 class WriteConflict(InvalidUsage):
-    """Another session changed a row first, and nothing was written: repeat the transaction."""
+    """Another session changed a row first, and nothing was written; repeat the transaction."""
 
 
 class DefinitionChanged(WriteConflict):
-    """The writer took the columns of a table, or their defaults, for others than they are: read
-    them, and write again."""
+    """The columns of the table, or their defaults, have changed since the writer read them; read
+    them again and repeat the write."""
 
 
 class TransactionAborted(InvalidUsage):
-    """The transaction has failed before: roll it back."""
+    """The transaction has already failed; roll it back."""
 
 
 class ServiceExpired(PenstockError):
-    """The service has run for as long as it was to run (`expiration_ms`)."""
+    """The service has run for its configured time (`expiration_ms`)."""
 
 
 class ViewInError(PenstockError):
-    """The view holds an error at the time read: error or correct, never wrong."""
+    """The view is in error at the requested time. A view is correct or in error, never wrong."""
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the valid name that a wrong one is nearest to; "" if it is near none.
+    """Return a hint with the known name most similar to a wrong one; "" if none is similar.
 
     >>> nearest_hint("ssl_mode", ["host", "sslmode"])
     "; did you mean 'sslmode'?"
@@ -346,7 +347,7 @@ def nearest_hint(name: str, known: Iterable[str]) -> str:
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return one error of a group, for a caller to whom its tasks are one thing that fails once."""
+    """Return the first error of a group, for callers that treat the group's tasks as one."""
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
@@ -361,11 +362,11 @@ def _family(root: type[PenstockError]) -> dict[str, type[PenstockError]]:
 
 
 def to_wire(error: BaseException) -> tuple[str, str, bool]:
-    """Return (code, text, determinate) of an error; errors of other families become
+    """Return (code, text, determinate) of an error. Any other exception becomes an indeterminate
     `PenstockError`."""
     if isinstance(error, PenstockError):
         return type(error).__name__, str(error), error.determinate
-    # Indeterminate: an unknown error may have come at any point of the operation.
+    # Indeterminate, because an unknown error may come at any point of the operation.
     return "PenstockError", f"{type(error).__name__}: {error}", False
 
 
@@ -382,12 +383,12 @@ FORMER_CODES: Final = {
     "Unauthenticated": "AuthenticationFailed",
     "Unreachable": "SourceUnreachable",
 }
-"""Codes of the release before, as its peers and durable documents still say them."""
+"""Codes of the previous release, which its peers and durable documents still use."""
 
 
 def from_wire(code: str, text: str, determinate: bool) -> PenstockError:
-    """Return the error that `to_wire` named; an unknown code becomes the root class."""
-    # An unknown code is of a newer peer: its text still says what happened.
+    """Return the error that `to_wire` encoded. An unknown code becomes `PenstockError`."""
+    # An unknown code comes from a newer peer. Its text still says what happened.
     kind = _family(PenstockError).get(FORMER_CODES.get(code, code), PenstockError)
     if issubclass(kind, StorageError):
         return kind(text, determinate=determinate)
@@ -400,7 +401,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def storage_error(what: str, error: OSError, *, determinate: bool = True) -> StorageError:
-    """Return the family's error for one of the operating system."""
+    """Return the `StorageError` for an `OSError`; `what` is the operation that failed."""
     if error.errno in _FULL:
         return StoreFull(
             f"no space left to {what}: {error.strerror}; free space or raise the quota,"

@@ -1,13 +1,13 @@
-"""Memory of the process: its holders, and what the allocators say.
+"""Accounts for the memory of the process: by holder, and by allocator.
 
-An object that holds rows for longer than a call adds a method to the ledger that tells how much
-(`MemoryLedger.add`). To that `uses` adds what the allocators have given out beyond it since the
-ledger was made: Arrow's pool, C's malloc, Python's objects. The process has more from the system:
-memory that was freed and kept for reuse, or lost between blocks. It has a row, too, so that the sum
-is what the process takes; `release_memory` gives back what can be given back.
+An object that holds rows for longer than a call registers a method that reports how much it holds
+(`MemoryLedger.add`). `uses` adds what the allocators (Arrow's pool, C's malloc, Python's objects)
+have given out in addition since the ledger was created. The process has even more from the system:
+memory that was freed and is kept for reuse, and fragmentation. It is reported as well, so that the
+sum is what the process uses; `release_memory` returns what it can to the system.
 
-A holder tells what it holds at the moment; nothing is remembered. What allocators and the system
-say is known on Linux with glibc and CPython; elsewhere those rows are missing.
+Holders report what they hold at this moment; the ledger stores nothing. The numbers of allocators
+and the system are available on Linux with glibc and CPython; elsewhere their rows are missing.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import msgspec
 import pyarrow as pa
 
 ARENAS: Final = 2
-"""Heaps of C's malloc that all threads share."""
+"""Number of malloc's arenas, which all threads share."""
 MMAP_BYTES: Final = 256 * 1024
-"""Larger blocks go back to the system as soon as they are freed."""
+"""Larger blocks are returned to the system as soon as they are freed."""
 RELEASE_MS: Final = 10_000
-"""Interval at which a process that is a service alone releases memory."""
+"""Interval at which a process that only runs a service calls `release_memory`."""
 _ARENAS: Final = re.compile(rb"# bytes in allocated blocks\s+=\s+([\d,]+)")
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
-    """Memory of one holder: `bytes_memory` in memory, `bytes_mapped` in files that are mapped."""
+    """Memory of one holder: `bytes_memory` in memory, `bytes_mapped` in mapped files."""
 
     kind: str
     id: str
@@ -48,34 +48,37 @@ Tell = Callable[[], Iterable[MemoryUse]]
 
 
 class MemoryLedger:
-    """The holders of a service. Holders may be added from any thread."""
+    """The holders of memory in a service. Holders may be added from any thread."""
 
     def __init__(self, *tell: Tell) -> None:
         self._holders = [WeakMethod(each) for each in tell]
+        """Weak references to the holders' methods; dead ones are removed by `add`."""
         self._lock = threading.Lock()
         self._start = allocated_bytes()
+        """Bytes allocated when the ledger was created."""
         self._taken = anonymous_bytes()
+        """Anonymous memory of the process when the ledger was created."""
 
     def add(self, tell: Tell) -> None:
-        """Add a holder by a method of its own."""
+        """Add a holder by its bound method that reports what it holds."""
         with self._lock:
             self._holders = [each for each in self._holders if each() is not None]
-            # Weakly: a holder that is gone is gone from the ledger as well.
+            # A weak reference, so that a holder that is gone disappears from the ledger as well.
             self._holders.append(WeakMethod(tell))
 
     def held(self) -> list[MemoryUse]:
-        """Return what holders tell: rows, in Arrow's pool or where they came from as bytes."""
+        """Return what the holders report."""
         with self._lock:
             holders = [each() for each in self._holders]
         return [use for tell in holders if tell is not None for use in tell()]
 
     def uses(self) -> list[MemoryUse]:
-        """Return what holders tell, what the allocators have given out besides, and what these
-        keep for themselves."""
+        """Return what the holders report, what the allocators have given out in addition, and what
+        they keep unused."""
         found = self.held()
         given = {kind: now - self._start.get(kind, 0) for kind, now in allocated_bytes().items()}
         counted = sum(use.bytes_memory for use in found)
-        for kind in ("arrow", "malloc"):  # rows that came as bytes lie in C's heap
+        for kind in ("arrow", "malloc"):  # rows that arrived as bytes are in C's heap
             known = min(counted, max(0, given.get(kind, 0)))
             counted -= known
             if kind in given:
@@ -87,8 +90,10 @@ class MemoryLedger:
 
 
 def allocated_bytes() -> dict[str, int]:
-    """Return the bytes that allocators have given out: of Arrow's pool, of Python's objects, and of
-    C's malloc; what cannot be asked for is left out."""
+    """Return the bytes that each allocator (arrow, python, malloc) has given out.
+
+    Allocators whose number is not available are left out.
+    """
     found = {"arrow": pa.total_allocated_bytes()}
     objects = _python_bytes()
     if objects is not None:
@@ -96,15 +101,14 @@ def allocated_bytes() -> dict[str, int]:
     if _MALLINFO is not None:
         heap = _MALLINFO()
         found["malloc"] = heap.uordblks + heap.hblkhd
-        # Arrow's memory comes from malloc then, and must not count twice.
+        # Arrow's memory comes from malloc in this case and must not count twice.
         if pa.default_memory_pool().backend_name == "system":
             found["malloc"] -= found["arrow"]
     return found
 
 
 def anonymous_bytes() -> int:
-    """Return the bytes of the process's memory that belongs to no file; 0 where that is not
-    known."""
+    """Return the resident memory of the process that belongs to no file; 0 if unknown."""
     try:
         resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     except OSError:
@@ -123,26 +127,28 @@ def resident_bytes(pid: int) -> int:
 
 
 def limit_allocators() -> None:
-    """Have the allocators keep less of what is freed. Call it before threads begin, in a process
-    that is a service alone; without glibc it does nothing.
+    """Make the allocators keep less freed memory.
 
-    A service keeps rows for a while among rows that it frees at once. Arrow's own pool then holds
-    many segments for a few live blocks each, and glibc an arena for each thread with its own.
+    Call it before threads start, in a process that only runs a service. Does nothing without glibc.
+
+    A service keeps some rows for a while among many that it frees quickly. Arrow's own pool would
+    keep many segments for a few live blocks each, and glibc would do the same in an arena for each
+    thread.
     """
     if _MALLOPT is None:
         return
-    # The system's pool: its free pages can be given back wherever they lie (`release_memory`).
+    # The system's pool, because all its free pages can be returned (`release_memory`).
     pa.set_memory_pool(pa.system_memory_pool())
     _MALLOPT(_ARENA_MAX, ARENAS)
-    # Fixed: glibc would raise it to the largest block that was freed, and then keep such blocks.
+    # Fix the threshold: glibc would raise it to the largest block freed, and keep such blocks.
     _MALLOPT(_MMAP_THRESHOLD, MMAP_BYTES)
 
 
 def release_memory() -> None:
-    """Give back to the system what allocators have freed and kept. It takes some ms."""
+    """Return freed memory that the allocators keep to the system. Takes some ms."""
     pool = pa.default_memory_pool()
     pool.release_unused()
-    # The system's pool has just trimmed the same heaps.
+    # If it is the system's pool, it has just trimmed the same heaps.
     if _TRIM is not None and pool.backend_name != "system":
         _TRIM(0)
 
@@ -168,7 +174,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _of_libc(name: str, returns: Any) -> Any:
-    """Return a function of the C library; None where it has none of that name."""
+    """Return a function of the C library; None if the library does not have it."""
     function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
     if function is not None:
         function.restype = returns
@@ -187,7 +193,7 @@ _STATISTICS: Final = getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", Non
 
 
 def _python_bytes() -> int | None:
-    """Return the bytes of small objects that are in use; None where that is not known."""
+    """Return the bytes of Python's small objects that are in use; None if unknown."""
     if _OPEN is None or _STATISTICS is None:
         return None
     text, size = ctypes.c_char_p(), ctypes.c_size_t()
@@ -195,7 +201,7 @@ def _python_bytes() -> int | None:
     if not stream:
         return None
     try:
-        # CPython tells them as text only.
+        # CPython reports this number only as text.
         _STATISTICS(stream)
     finally:
         _CLOSE(stream)

@@ -1,8 +1,8 @@
-"""Estimates what a msgpack frame decodes to, before it is decoded. Pure.
+"""Estimates the decoded size of a msgpack frame before it is decoded. Pure.
 
-A byte of msgpack may become an object: an empty map of one byte a message of all its defaults. So
-the values of a large frame are counted first. Bytes and texts, of which large frames are made, are
-passed over.
+A single byte of msgpack can become an object: an empty map of one byte becomes a message with all
+its defaults. So the values of a large frame are counted first. The contents of binary and string
+values, which make up most of a large frame, are skipped.
 
 Source: the msgpack specification.
 """
@@ -14,35 +14,41 @@ from typing import Final
 from actors.runtime.errors import MalformedFrame
 
 GROWTH_MAX: Final = 4
-"""A frame may decode to so many times the limit of frames."""
+"""A frame may decode to this many times the size limit of frames."""
 COUNTED_BYTES_MIN: Final = 64 * 1024
-"""Frames up to this size are not counted: what they may become is little."""
+"""Frames up to this size are not counted, because they cannot become large."""
 DEPTH_MAX: Final = 512
+"""Deepest nesting of arrays and maps."""
 _OBJECT_BYTES: Final = 64
+"""Estimated bytes of a decoded value."""
 _MAP_BYTES: Final = 512
-"""Bytes of a message with many fields."""
+"""Estimated additional bytes of a map: a message with many fields."""
 _FIXED: Final = {
     0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
     0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
 }  # fmt: skip
-"""Bytes after the first one of values of fixed length."""
+"""First byte of a value of fixed length → number of bytes that follow."""
 _SIZED: Final = {
     0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1),
     0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0),
 }  # fmt: skip
-"""Bytes of the length of bytes and texts, and bytes beside those that it counts."""
+"""First byte of a binary, string or extension value → size of its length field, and number of bytes
+that the length does not include."""
 _COUNTED: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-"""Bytes of the count of arrays and maps, and values of each entry."""
+"""First byte of an array or map → size of its count field, and number of values per entry."""
 
 
 def check_frame(body: bytes | bytearray | memoryview, decoded_bytes_max: int) -> None:
-    """Raise `MalformedFrame` for a frame that would decode to more than `decoded_bytes_max`, is
-    nested deeper than `DEPTH_MAX`, or is cut off."""
+    """Check a frame before it is decoded.
+
+    Raises `MalformedFrame` if it would decode to more than `decoded_bytes_max` bytes, is nested
+    deeper than `DEPTH_MAX`, or is cut off.
+    """
     if len(body) <= COUNTED_BYTES_MIN:
         return
     end, at, left = len(body), 0, decoded_bytes_max - len(body)
     waiting: list[int] = [1]
-    """Values that are still to come, at each depth."""
+    """Number of values still to come, at each depth."""
     try:
         while waiting:
             if not waiting[-1]:
@@ -53,7 +59,7 @@ def check_frame(body: bytes | bytearray | memoryview, decoded_bytes_max: int) ->
             at += 1
             values = 0
             left -= _OBJECT_BYTES
-            # In the order of how often each kind comes.
+            # The most frequent kinds come first.
             if head < 0x80 or head >= 0xE0:
                 pass
             elif head < 0x90:
@@ -75,15 +81,15 @@ def check_frame(body: bytes | bytearray | memoryview, decoded_bytes_max: int) ->
                 left -= _MAP_BYTES if each == 2 else 0
             if left < 0:
                 raise MalformedFrame(
-                    f"a frame of {end} bytes decodes to more than {decoded_bytes_max}"
+                    f"a frame of {end} bytes decodes to more than {decoded_bytes_max} bytes"
                 )
-            # Each takes a byte at least.
+            # Every value takes at least one byte.
             if values > end - at:
                 raise MalformedFrame("a msgpack message announces more values than it has bytes")
-            # Not by recursion, whose depth others would choose.
+            # No recursion, because the peer would choose its depth.
             if values:
                 waiting.append(values)
                 if len(waiting) > DEPTH_MAX:
-                    raise MalformedFrame(f"a msgpack message nested deeper than {DEPTH_MAX}")
+                    raise MalformedFrame(f"a msgpack message is nested deeper than {DEPTH_MAX}")
     except (IndexError, KeyError):
-        raise MalformedFrame("a msgpack message that is cut off") from None
+        raise MalformedFrame("a msgpack message is cut off") from None

@@ -1,8 +1,7 @@
-"""Every limit, with its unit, and the asserted relations between limits.
+"""The settings of a service: every limit with its unit, and the rules that relate limits.
 
-`Settings` is one frozen record; `Settings.check` holds the arithmetic that ties limits to one
-another. Values come from defaults, a TOML file, ``PENSTOCK_*`` environment variables and flags,
-in rising precedence (`load`).
+`Settings` is a frozen record, and `Settings.check` checks the rules. Values come from defaults, a
+TOML file, ``PENSTOCK_*`` environment variables and flags, in rising precedence (`load`).
 """
 
 from __future__ import annotations
@@ -19,517 +18,565 @@ import msgspec
 from actors.runtime.errors import BadSettings, nearest_hint
 
 FRAME_OVERHEAD_BYTES = 4096
-"""Bytes of a frame beside a result: names, trace context, names of fields."""
+"""Bytes of a frame in addition to a result: names, trace context, field names."""
 UNPROVEN_BYTES_MIN, UNPROVEN_BYTES_MAX = 8 * 1024, 32 * 1024
-"""Bounds of `unproven_bytes_max`."""
+"""Range of `unproven_bytes_max`."""
 TOKEN_BYTES_MAX = 64
-"""Length of a nonce and of a peek's uuid."""
+"""Longest nonce or uuid of a peek, in bytes."""
 NAME_BYTES_MAX = 256
-"""Length of an object's id."""
+"""Longest id of an object, in bytes."""
 REPLICAS_MAX = 5
-"""Replicas of one instance."""
+"""Most replicas of one service."""
 BUCKET_URL: Final = re.compile(
     r"(?P<kind>s3|gs|az)://(?P<bucket>[a-z0-9][a-z0-9._-]{1,221}[a-z0-9])"
     r"(?P<path>(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._=@+,-]+)*)/?"
 )
-"""A bucket (az: a container) and a path below it, without credentials, port or query."""
+"""Matches the URL of a bucket (az: a container) and a path in it, without credentials, port or
+query."""
 
 BUCKET_SETTINGS: Final = ("copy_buckets", "source_buckets", "sink_buckets")
-"""Settings that are lists of such URLs."""
+"""Settings that are lists of bucket URLs."""
 LIST_SETTINGS: Final = (*BUCKET_SETTINGS, "engine_environment")
-"""Settings that are lists; in text: separated by commas."""
+"""Settings that are lists; as text, separated by commas."""
 ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
-"""Name of a variable of the environment; with a star: all that begin so."""
+"""Matches the name of an environment variable, or a prefix followed by a star."""
 MAPPINGS: Final = ("spark_conf",)
-"""Settings with names of their own: from a TOML file alone, not from the environment."""
+"""Settings that map names to values; they are read from a TOML file, not from the environment."""
 
 
 def without_user(url: str) -> str:
-    """Return a URL as it may be shown."""
+    """Return a URL without user and password, for logs and errors."""
     scheme, found, rest = url.partition("://")
-    # What stands before an @ may be a secret.
+    # Everything before the last @ may be a secret.
     return scheme + found + rest.rpartition("@")[2]
 
 
 def backoff_ms(failures: int, delay_ms_min: int, delay_ms_max: int) -> int:
-    """Return how long to wait after so many failures in a row (from 1): doubled by each.
+    """Return the delay after this many failures in a row (from 1); it doubles with each failure.
 
     >>> [backoff_ms(failures, 50, 1000) for failures in (1, 2, 3, 99)]
     [50, 100, 200, 1000]
     """
-    # The shift is bounded, as the count of failures is not.
+    # Bound the shift, because the number of failures is unbounded.
     return min(delay_ms_max, delay_ms_min << min(failures - 1, 30))
 
 
 MAY_BE_ZERO: Final = frozenset(
     {"group_commit_ms", "engine_disk_bytes_max", "engine_niceness", "engine_spare_tasks_max"}
 )
-"""Settings whose 0 means: not at all."""
+"""Settings that may be 0, which turns the feature or the limit off."""
 _ASCENDING: Final = (
     ("inline_part_bytes_max", "inline_bytes_per_shard_max"),
     ("inline_bytes_per_shard_max", "state_bytes_max"),
     ("retry_delay_ms_min", "retry_delay_ms_max"),
     ("engine_killer_retry_ms_min", "engine_killer_retry_ms_max"),
 )
+"""Pairs of settings of which the first must not exceed the second."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All options of a service. Sizes in bytes, delays in milliseconds."""
+    """All settings of a service. Sizes are in bytes, times in milliseconds.
 
-    # where
+    A number is an upper limit, and a flag turns something on, unless its text says otherwise.
+    """
+
+    # addresses and the shape of the service
     state_dir: str = "state"
+    """Directory for everything that the service keeps on local disk."""
     listen: str = "127.0.0.1:6874"
-    """Address of the client listener: host:port (port 0 takes a free one) or unix:/path."""
+    """Address of the client listener: host:port (port 0 picks a free one) or unix:/path."""
     pg_listen: str = ""
-    """Address of the listener for PostgreSQL's clients, in the same way; empty: there is none."""
+    """Address of the listener for PostgreSQL clients, in the same form; empty: none."""
     pg_connections_max: int = 100
-    """Clients of PostgreSQL's protocol at a time."""
+    """PostgreSQL connections at a time."""
     pg_plaintext_on_loopback: bool = False
-    """True if PostgreSQL's clients on this machine may stay unencrypted although TLS is set."""
+    """Lets PostgreSQL clients on this machine connect without TLS although TLS is configured."""
     sql_rows_bytes_max: int = 256 * 1024 * 1024
-    """Bytes of rows that one SQL statement, or one transaction, changes."""
+    """Bytes of rows that one SQL statement, or one transaction, may change."""
     sql_followed_queries_max: int = 64
-    """Queries that SUBSCRIBE follows by views of their own, at a time."""
+    """Queries that SUBSCRIBE follows through temporary views, at a time."""
     cluster_listen: str = ""
-    """Address of the replica protocol's listener, in the same way; empty: in process only."""
+    """Address of the replica protocol's listener, in the same form; empty: in process only."""
     storage_listen: str = ""
-    """Address of the listener of its storage half."""
+    """Address of the listener for the storage half of the replica protocol."""
     role: Literal["", "controller", "replica"] = ""
-    """Part of a service that this process is, beside others on the same stores; empty: all."""
+    """Part of the service that this process runs, if several processes share the stores; empty: all
+    of it."""
     cluster_advertise: str = ""
-    """Host by which controllers reach this replica; empty: that of `cluster_listen`."""
+    """Host at which controllers reach this replica; empty: the host of `cluster_listen`."""
     workers: int = 2
     """Workers of one replica."""
     replicas: int = 1
-    """Whole clusters of the instance in this process, named r1, r2, … (at most 5)."""
+    """Replicas in this process, named r1, r2, … (at most 5)."""
     standby_ms: int = 1_000
-    """Wait of a standby: of several replicas, one that was not the first to write a view waits so
-    long for the other's next step, before it makes that step itself."""
+    """With several replicas, one that was not the first to write a step of a view waits this long
+    for the other's next step, then computes it itself."""
 
-    # mailboxes and frames
+    # connections, frames and queues
     frame_bytes_max: int = 64 * 1024 * 1024
+    """Size of one frame of the client and replica protocols."""
     engine_frame_bytes_max: int = 512 * 1024 * 1024
+    """Size of one frame between the service and an engine process."""
     connections_max: int = 64
+    """Connections of each listener of frames, and of a WAL acceptor, after their login."""
     unproven_connections_max: int = 64
-    """Connections of each listener that have not proved themselves yet, apart from those that have;
-    beyond it the oldest of them is dropped."""
+    """Connections of each listener before their login is complete. They are counted separately; one
+    more drops the oldest of them."""
     unproven_bytes_max: int = 16 * 1024
     """Bytes of a frame, message or password that such a connection may send."""
     stash_responses_max: int = 4096
-    """Responses one channel adapter keeps for nonces not yet served."""
+    """Responses that one channel adapter stashes for connections to come."""
     commands_in_flight_max: int = 32
-    """Commands of one half of a worker between the adapter and their place in the order of both."""
+    """Commands of one half of a worker that are sent by its adapter and not yet sequenced."""
     responses_in_flight_max: int = 64
-    """Responses of one worker handed to its channel adapter and not yet taken by the client."""
+    """Responses of one worker that the client has not acknowledged."""
     peeks_pending_max: int = 16_384
-    """Unanswered peeks of one replica's client; more are refused with `ResourceBusy`."""
+    """Unanswered peeks on one replica; more are refused with `ResourceBusy`."""
     requests_in_flight_max: int = 256
     """Unanswered requests of one client connection."""
     dataflows_max: int = 65_536
-    """Dataflows of one replica's client; more are refused."""
+    """Dataflows on one replica; more are refused."""
     connect_timeout_ms: int = 5_000
+    """Timeout for connecting, including handshake and login."""
     frame_timeout_ms: int = 120_000
-    """Timeout of a whole frame, from its beginning."""
+    """Timeout for receiving one frame in full, from its first byte."""
     write_timeout_ms: int = 30_000
-    """A peer that takes no byte of what waits for it for so long is given up (at most
-    `idle_timeout_ms`)."""
+    """The connection to a peer that accepts no byte for this long, while bytes wait to be sent, is
+    closed (at most `idle_timeout_ms`)."""
     idle_timeout_ms: int = 30_000
+    """The connection to a peer that sends nothing for this long, not even a keepalive, is
+    closed."""
     keepalive_ms: int = 5_000
+    """Interval at which a keepalive is sent on an idle connection."""
 
     # time
     retain_history_ms: int = 3_600_000
-    """Distance of a since behind its upper, unless an object says otherwise."""
+    """Distance of a shard's since behind its upper, unless the object sets its own."""
     index_history_ms: int = 60_000
-    """History for which an index serves reads; older ones are read from the shard."""
+    """History that an index keeps for reads; older times are read from the shard."""
     oracle_reserve_ms: int = 5_000
+    """Range of write timestamps that is reserved durably ahead of use."""
     peek_deadline_ms: int = 30_000
+    """Deadline of a read, unless the read sets its own."""
     query_deadline_ms: int = 300_000
-    """A query's rows must be there by then, unless it says otherwise."""
+    """Deadline of a query's result, unless the query sets its own."""
     replace_deadline_ms: int = 60_000
-    """A view that is computed must be further than the one that it replaces by then."""
+    """Deadline for a replacement view to catch up with the view that it replaces."""
     queries_in_flight_max: int = 4
-    """Queries that Spark runs for clients at a time; further ones wait."""
+    """Queries that Spark runs for clients at a time; more wait."""
     queries_waiting_max: int = 256
-    """Queries that wait for those that run; more are refused with `ResourceBusy`."""
+    """Queries that wait to run; more are refused with `ResourceBusy`."""
     query_engine: str = "auto"
-    """Spark of queries and clients of Spark Connect: `own`, started at the first query; `shared`:
-    they run in that of the views, and can end it; `auto`: `own` where the machine has twice the
-    memory of both heaps."""
+    """The Spark that runs queries and serves Spark Connect clients. `own`: a separate one, started
+    at the first query. `shared`: the one of the views, which a query can bring down. `auto`: `own`
+    if the machine has twice the memory of both heaps."""
     query_engine_memory: str = ""
-    """Heap of that Spark; empty: as `spark_driver_memory`."""
+    """Heap of the separate query Spark; empty: the same as `spark_driver_memory`."""
     query_disk_bytes_max: int = 16 * 1024 * 1024 * 1024
-    """Disk that its answers, spilled rows and exchanges take; beyond it the running queries fail
-    with `JobTooLarge`."""
+    """Disk space for the query engine's results, spills and shuffles; beyond it the running queries
+    fail with `JobTooLarge`."""
     group_commit_ms: int = 0
-    """Wait of the first write of a group for others. While a group is committed the next one
-    gathers, so that many writers share a group without any."""
+    """Time for which the first write of a group waits for others. Writes that arrive during a
+    commit form the next group in any case, so concurrent writers share groups even with 0."""
     hold_downgrade_ms: int = 1_000
+    """Interval at which read holds are advanced."""
     clock_tick_ms: int = 1_000
-    """Interval at which idle tables are sealed while a view over them follows the clock."""
+    """Interval at which idle tables are sealed while a view over them depends on the clock."""
     maintenance_ms: int = 250
+    """Interval at which workers merge the runs of their indexes and delete stale results, and the
+    service compacts one shard that has grown."""
     reclaim_ms: int = 60_000
-    """Interval at which space is given back: of shards that do not grow, and of their history."""
+    """Interval at which space is reclaimed from shards that do not grow, and from their history."""
 
     # storage
     part_bytes_target: int = 64 * 1024 * 1024
+    """Target size of a part."""
     inline_part_bytes_max: int = 16 * 1024
+    """Parts up to this size are stored inline in the shard's document."""
     inline_bytes_per_shard_max: int = 128 * 1024
+    """Bytes of all inline parts of one shard."""
     state_bytes_max: int = 256 * 1024
-    """Size of a shard's document; near it, appends wait for compaction."""
+    """Size of a shard's document; close to it, appends wait for compaction."""
     part_list_parts_min: int = 16
-    """A batch of so many parts is described by a blob of its own, not in its shard's document."""
+    """A batch of at least this many parts is described in a blob of its own instead of the shard's
+    document."""
     part_statistics_bytes_max: int = 1024
-    """Size of a part's statistics in the state: the least and the greatest value of columns."""
+    """Size of a part's statistics (minimum and maximum of columns) in the shard's document."""
     filter_parts: bool = True
-    """True if a view's input leaves out parts that hold no row for it."""
+    """Lets a view skip parts of its inputs whose statistics show that they hold no row for it."""
     filter_audit_one_in: int = 100
-    """Share of the parts that a filter by statistics leaves out: one in so many is read all the
-    same, to prove the filter right."""
+    """One in this many skipped parts is read anyway, to verify the filter."""
     decoded_parts_bytes_max: int = 32 * 1024 * 1024
-    """Size of parts kept as they were decoded or written, for readers at about the same time."""
+    """Size of the cache of decoded or just written parts, for readers at about the same time."""
     batches_per_shard_max: int = 24
-    """Compaction starts beyond this many batches."""
+    """A shard with more batches than this is compacted."""
     reader_lease_ms: int = 900_000
+    """A reader's lease expires when it is not renewed for this long."""
     blob_orphan_grace_ms: int = 600_000
+    """Time for which a blob that no document names is kept, from when the service first sees it."""
 
     backup_blobs_in_flight_max: int = 4
-    """Blobs that a backup or restore copies at a time; each is in memory meanwhile."""
+    """Blobs that a backup or restore copies at a time; each is in memory while it is copied."""
 
-    # stores elsewhere: files, buckets, PostgreSQL
+    # external stores: files, buckets, PostgreSQL
     blob_url: str = ""
-    """URL of the store of shards' parts; see `actors.durable.persist.store_urls`. Empty: in the
-    state directory.
-    """
+    """URL of the store for shards' parts (`actors.durable.persist.store_urls`); empty: in the state
+    directory."""
     consensus_url: str = ""
-    """URL of the store of documents: everything else that is durable. Empty: in the state
+    """URL of the store for documents, which is everything else durable; empty: in the state
     directory."""
     store_request_timeout_ms: int = 15_000
-    """Timeout of one request to a bucket, and of one transaction of PostgreSQL."""
+    """Timeout of one request to a bucket, and of one PostgreSQL transaction."""
     store_request_retries_max: int = 3
-    """Retries of one request that can be made again."""
+    """Retries of one idempotent request."""
     disk_timeout_ms: int = 60_000
-    """Timeout of one operation on local files, and of one transaction of SQLite."""
+    """Timeout of one operation on local files, and of one SQLite transaction."""
     store_poll_ms: int = 500
-    """Interval at which a store is polled that other processes write and that sends no
-    notifications."""
+    """Interval at which a shared store is polled if it sends no notifications."""
     standby: bool = False
-    """True if the service waits until no other one owns its stores, and only then starts."""
+    """Makes the service wait, before it starts, until no other service owns its stores."""
     heartbeat_ms: int = 500
-    """Interval at which the owner of stores by URL tells that it is alive, and at which one that
-    stands by looks."""
+    """Interval at which the owner of shared stores writes its heartbeat, and at which a standby
+    checks it."""
     takeover_ms: int = 3_000
-    """One that stands by takes over when it has seen no heartbeat for so long."""
+    """A standby takes over when it has seen no heartbeat for this long."""
     store_requests_in_flight_max: int = 32
-    """Requests of one process to one bucket; further ones wait."""
+    """Requests of one process to one bucket at a time; more wait."""
     store_bytes_in_flight_max: int = 128 * 1024 * 1024
-    """The same in bytes of objects that are read or written; one that is larger goes alone."""
+    """Bytes of objects that one process reads from or writes to one bucket at a time; a larger
+    object is transferred alone."""
 
     # dataflows
     inflight_bytes_per_dataflow_max: int = 64 * 1024 * 1024
+    """Bytes of its inputs' parts that a dataflow has fetched, or is about to, and not yet
+    committed."""
     fetches_in_flight_max: int = 8
     """Fetches of one fetch task at a time."""
     fetch_attempts_max: int = 5
-    """Attempts to read one part or listing, while the store fails; then the input freezes."""
+    """Attempts to read one part, or to list a shard, while the store fails; then the input
+    freezes."""
     described_in_flight_max: int = 16
-    """Descriptions that a listen task sends ahead of its consumer's grants."""
+    """Descriptions that a listen task may send ahead of its consumer's grants."""
     hydration_chunk_bytes: int = 128 * 1024 * 1024
-    """Size of a chunk of the inputs' parts: a view of projections, filters and UNION ALL is
-    computed first in such chunks, each noted when it is done."""
+    """A view of projections, filters and UNION ALL is hydrated in chunks of about this size of the
+    inputs' parts, with a checkpoint after each."""
     lookup_rows_max: int = 200_000
-    """A step that touches more rows of one arrangement scans its shard in Spark instead."""
+    """A step that would look up more rows than this in one arrangement scans the shard in Spark
+    instead."""
     step_pairs_max: int = 20_000_000
-    """A step of several times whose changes would make more pairs with the rows that they meet is
-    halved; of one time there is no smaller one."""
+    """A step over several timestamps whose changes would form more pairs with matching rows than
+    this is halved. A step of one timestamp cannot be split."""
     arrangement_lag_bytes_max: int = 256 * 1024 * 1024
-    """Bytes of a shared arrangement that one dataflow that lags behind may keep from being
-    compacted. Beyond this it goes on alone, with an arrangement of its own."""
+    """Bytes of a shared arrangement that one lagging dataflow may keep from being compacted. Beyond
+    this, the dataflow continues alone on an arrangement of its own."""
     arrangement_slack_ms: int = 1_000
-    """Distance of a shared arrangement's since behind its users, so that new ones join."""
+    """Distance of a shared arrangement's since behind its users, so that new dataflows can join."""
     eager_aggregation_rows_min: int = 1_000
-    """A view's sums of a table are kept below its join to another if the table has so many rows for
-    each of the other's when the view is made; each change of it then keeps one state more."""
+    """A view sums a table before joining it to another if the table has at least this many rows for
+    each row of the other when the view is created. Each change of the table then maintains one more
+    state."""
     hidden_rows_whole_max: int = 2_000
-    """Hidden aggregate state up to this many groups goes into a step whole (one stratum less)."""
+    """Hidden aggregate state of up to this many groups is read in full by a step, which saves a
+    stratum."""
     hydrations_max: int = 4
-    """Dataflows that read their first contents at a time; further ones wait suspended."""
+    """Dataflows that hydrate at a time; more wait, suspended."""
     retry_delay_ms_min: int = 50
+    """Delay before the first retry of a failed operation; it doubles with each failure."""
     retry_delay_ms_max: int = 10_000
+    """Longest delay between two retries."""
     result_bytes_max: int = 48 * 1024 * 1024
-    """Size of a response's rows. More of a subscribe's changes go to the client by the stash; a row
-    of a peek that is larger is an error to its reader."""
+    """Size of the rows in one response. A larger batch of a subscribe goes through the stash; a
+    peek fails if one of its rows is larger."""
     inline_bytes_max: int = 4 * 1024 * 1024
-    """Size of one worker's part of a peek's result, and of what a subscribe begins with; larger
-    ones go to the client by the stash, in pieces of this size."""
+    """Size of one worker's share of a peek's result, and of a subscribe's snapshot. Larger ones go
+    through the stash, in pieces of this size."""
     stash_orphan_ms: int = 600_000
-    """A stashed result or batch that was not read by then is removed."""
+    """A stashed result or batch that nobody has read after this long is deleted."""
     subscribe_inflight_bytes_max: int = 16 * 1024 * 1024
+    """Bytes of changes sent to a subscriber that it has not accepted yet."""
     subscribe_idle_ms: int = 60_000
-    """A subscriber that takes nothing of what waits for it for so long is cut off."""
+    """A subscriber that reads nothing for this long, while batches wait for it, is disconnected."""
     log_rows_max: int = 1024
-    """Steps, and jobs of the engine, that are remembered for the relations of the service."""
+    """Steps, and jobs of the engine, that the service's own relations remember."""
 
     # sources
     source_dirs: str = ""
-    """Folders below which sources and copies may read files, with `:` (Windows: `;`) between;
-    empty: none may be read."""
+    """Folders from which sources and copies may read files, separated by `:` (Windows: `;`); empty:
+    none."""
     secret_env_prefix: str = "PENSTOCK_SECRET_"
-    """A source's password may come from environment variables that begin so, from no others: the
-    user who makes a source chooses where the password is sent."""
+    """A source may read its password only from environment variables with this prefix, because the
+    user who creates a source chooses where the password is sent."""
     secret_dir: str = ""
-    """Files with passwords and keys of sources lie below this folder; empty: there are none."""
+    """Folder below which sources may read passwords and keys from files; empty: none."""
     source_weak_passwords: bool = False
-    """True if a source may show its password to a PostgreSQL server that asks for it in the clear,
-    or by MD5, without TLS that is verified; else it is proved by SCRAM alone there."""
+    """Lets a source send its password to a PostgreSQL server that requests it in clear text or as
+    MD5 without verified TLS. Otherwise only SCRAM is used there."""
     source_buckets: tuple[str, ...] = ()
-    """Sources and copies may read at or below these URLs (s3://bucket/prefix, gs://…,
-    az://container/…), in no other bucket; empty: in none. In text: separated by commas."""
+    """URLs at or below which sources and copies may read (s3://bucket/prefix, gs://…,
+    az://container/…); empty: none. As text: separated by commas."""
     source_spool_bytes_max: int = 4 * 1024 * 1024 * 1024
-    """Size of the objects of a bucket that one source or copy has on local disk at a time; none
-    that is larger can be read."""
+    """Bytes of bucket objects that one source or copy keeps on local disk at a time. A larger
+    object cannot be read."""
     file_decoded_bytes_max: int = 1024 * 1024 * 1024
-    """Decoded size of one file of a source or copy, or a hundred times the size of the file if that
-    is more; and of what is decoded of it at a time. A larger one stops its source."""
+    """Decoded size of one file of a source or copy, and of what is decoded of it at a time; or a
+    hundred times the size of the file, if that is more. A larger file stops its source."""
     file_record_bytes_max: int = 32 * 1024 * 1024
-    """Length of one line of CSV or JSON, or of a file of JSON that is read as one record."""
+    """Length of one line of CSV or JSON, or of a JSON file that is read as one record."""
     source_tick_ms: int = 1_000
-    """Interval at which the shards of an idle source are sealed up to now."""
+    """Interval at which the shards of an idle source are sealed up to the present."""
     statistics_ms: int = 1_000
-    """Interval at which sources and sinks report what they have done."""
+    """Interval at which sources and sinks report their statistics."""
     source_inflight_bytes_max: int = 32 * 1024 * 1024
-    """Bytes of rows of one source that were read and are not durable yet. More of one transaction
-    are written as parts before it ends."""
+    """Bytes of one source's rows that have been read and are not durable yet. A larger transaction
+    is written as parts before it ends."""
 
     # copies from files
     copy_parts_max: int = 4_096
     """Parts of one copy into a table; each holds about `source_inflight_bytes_max` of rows."""
     copy_keyed_rows_max: int = 1_000_000
-    """Rows of one copy into a table with a PRIMARY KEY: their keys are looked up when it is
+    """Rows of one copy into a table with a PRIMARY KEY; their keys are looked up when the copy is
     appended."""
 
     # copies into files
     copy_dir: str = ""
-    """Copies are written below this folder, and nowhere else; empty: `copies` of the state
-    directory."""
+    """Folder below which copies are written; empty: `copies` in the state directory."""
     copy_buckets: tuple[str, ...] = ()
-    """Copies may be written at or below these URLs (s3://bucket/prefix, gs://…, az://container/…),
-    in no other bucket; empty: in none. In text: separated by commas."""
+    """URLs at or below which copies may be written (s3://bucket/prefix, gs://…, az://container/…);
+    empty: none. As text: separated by commas."""
     copies_max: int = 4
-    """Copies at a time, of all clients, into files and again from files; more are refused with
-    `ResourceBusy`."""
+    """Copies of all clients at a time. The limit applies to copies into files and to copies from
+    files separately; more are refused with `ResourceBusy`."""
     copy_request_timeout_ms: int = 30_000
-    """Timeout of one request to the store of a bucket, also those of sources and sinks."""
+    """Timeout of one request to a bucket by a copy, source or sink."""
     copy_request_retries_max: int = 4
-    """Retries of one request that the store failed or did not answer; then the copy fails, and a
-    source or a sink is started again."""
+    """Retries of one such request that failed or got no answer. Then the copy fails, and a source
+    or sink restarts."""
 
     # sinks
     sink_dir: str = ""
-    """Sinks write below this folder, and into no other; empty: into none."""
+    """Folder below which sinks may write; empty: none."""
     sink_buckets: tuple[str, ...] = ()
-    """Sinks may write at or below these URLs (s3://bucket/prefix, gs://…, az://container/…), in no
-    other bucket; empty: in none. In text: separated by commas."""
+    """URLs at or below which sinks may write (s3://bucket/prefix, gs://…, az://container/…); empty:
+    none. As text: separated by commas."""
     sink_commit_ms: int = 1_000
-    """Interval between two commits of a sink, at least."""
+    """Shortest interval between two commits of a sink."""
     sink_bytes_max: int = 64 * 1024 * 1024
-    """Size of one commit of a sink, about; more where one batch of the shard alone holds more."""
+    """Approximate size of one commit of a sink; a larger batch of the shard is committed as a
+    whole."""
     sink_frontier_ms: int = 60_000
-    """Interval at which a sink moves its upper while nothing changes."""
+    """Interval at which a sink advances its upper while nothing changes."""
     sink_deadline_ms: int = 60_000
-    """Deadline of one blocking call of a sink, which is then started again."""
+    """Deadline of one blocking call of a sink; after it the sink restarts."""
 
     # engine
     spark_master: str = "local[*]"
+    """Spark master URL, for example local[*]."""
     spark_driver_memory: str = "2g"
+    """Heap of the Spark driver, in Spark's notation."""
     spark_conf: dict[str, str] = {}
+    """Spark settings to add to Penstock's own."""
     engine_environment: tuple[str, ...] = ()
-    """Further variables of the service's environment that Spark and users' functions have, beside
-    those that Spark, Java, Python and the store of parts need. A name that ends in `*` stands for
-    all that begin so. In text: separated by commas."""
+    """Additional variables of the service's environment that Spark and users' functions may see.
+    Those that Spark, Java, Python and the blob store need are always passed. A name ending in `*`
+    matches a prefix. As text: separated by commas."""
     engine_start_timeout_ms: int = 120_000
+    """Timeout for starting the engine."""
     engine_jobs_in_flight_max: int = 16
+    """Jobs that an engine runs at a time."""
     engine_spare_tasks_max: int = 8
     """Tasks that a `local` Spark runs beyond its cores, for jobs that wait behind endless ones."""
     engine_queue_max: int = 1024
-    """Jobs that wait for a place in the engine; more are refused with `ResourceBusy`."""
+    """Jobs that wait for the engine; more are refused with `ResourceBusy`."""
     engine_disk_bytes_max: int = 0
-    """Disk that an engine's answers, spilled rows and exchanges take; beyond it the queries that
-    run there fail with `JobTooLarge`. 0: no limit."""
+    """Disk space for an engine's results, spills and shuffles; beyond it the queries that run there
+    fail with `JobTooLarge`. 0: no limit."""
     engine_niceness: int = 0
-    """Niceness of an engine's processes; see nice(1)."""
+    """Niceness of the engine's processes, as for nice(1)."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024
-    """Rows above this size go to the engine as a file; a job of fewer runs in one partition."""
+    """Rows larger than this go to the engine as a file; a job with fewer runs in one partition."""
     engine_part_copies: bool = False
-    """Copy large parts of a bucket into scratch for Spark, in place of having Spark read them
-    there: for a Spark that cannot reach the bucket, and sees the state directory."""
+    """Copies large parts from the bucket to local scratch for Spark. For a Spark that sees the
+    state directory but cannot reach the bucket."""
     engine_shuffle_partitions_max: int = 1_000
-    """Partitions of an exchange of a large job on a cluster: as many as it has cores, at most these
-    and at least two. Spark joins small ones while it runs."""
+    """Most shuffle partitions of a large job on a cluster. It uses as many as Spark has cores, at
+    least two; Spark coalesces small ones at run time."""
     engine_collected_bytes_max: int = 32 * 1024 * 1024
-    """Bounds what a step reads for its answer to be collected by Spark's driver: beyond it, rows
-    that no grouping makes fewer go into files, and so do answers of more rows than fit into
-    twice as much."""
+    """A step may read this much for a result that Spark's driver collects. Beyond it, rows that no
+    grouping reduces are written to files, and so are results with more rows than fit into twice
+    this size."""
     engine_plan_nodes_max: int = 400
-    """Nodes of one Spark plan of strata that run together; larger ones are done in pieces."""
+    """Nodes of one Spark plan for strata that run together; larger plans are split."""
     view_plan_nodes_max: int = 8_000
-    """Nodes of all pieces of a step in which all inputs change; a view that needs more is
+    """Nodes of all plans of a step in which every input changes; a view that needs more is
     recomputed."""
     engine_attempts_max: int = 2
-    """A job during which the engine dies this often, with nothing beside it, is given up with
+    """A job during which the engine dies this often, with no other job running, fails with
     `JobTooLarge`."""
     engine_killer_retry_ms_min: int = 60_000
-    """Pause before such a job is run again, and the view that it is for is computed: once, alone.
-    The pause doubles each time that the job kills again."""
+    """Delay before such a job, and the view that it is for, is tried once more, alone. It doubles
+    each time the job kills the engine again."""
     engine_killer_retry_ms_max: int = 3_600_000
+    """Longest such delay."""
     prepared_plans_max: int = 128
-    """Plans of steps that the engine keeps ready to be executed again, of all dataflows. Each
-    takes about 0.6 MB of the driver's heap for every input that it reads."""
+    """Prepared step plans that the engine keeps for all dataflows. Each takes about 0.6 MB of the
+    driver's heap for every input that it reads."""
     prepared_plans_per_dataflow_max: int = 16
+    """Prepared step plans that the engine keeps for one dataflow."""
     prepared_slot_bytes_max: int = 32 * 1024 * 1024
-    """Size of one input of a prepared step, as Arrow; larger steps are planned anew."""
+    """Size of one input of a prepared step, as Arrow; a step with a larger input is planned from
+    scratch."""
 
     # the gateway for clients of Spark Connect; see `actors.doors.connect_gateway`
     connect_listen: str = ""
-    """Address of the Spark Connect gateway: host:port (port 0 takes a free one); empty: none."""
+    """Address of the Spark Connect gateway: host:port (port 0 picks a free one); empty: none."""
     connect_connections_max: int = 256
-    """Connections of Connect clients that have proved themselves."""
+    """Connections of Spark Connect clients that have authenticated, at a time."""
     connect_sessions_max: int = 64
-    """Sessions of Connect clients at a time; more are refused with `ResourceBusy`."""
+    """Spark Connect sessions at a time; more are refused with `ResourceBusy`."""
     connect_session_idle_ms: int = 3_600_000
-    """A session that asks for nothing for so long, and runs nothing, is released."""
+    """A session that requests and runs nothing for this long is released."""
     connect_operations_max: int = 16
-    """Operations of all Connect clients that have not ended; more are refused with
-    `ResourceBusy`."""
+    """Unfinished operations of all Spark Connect clients; more are refused with `ResourceBusy`."""
     connect_streams_max: int = 16
-    """Streaming queries of all Connect clients; more are refused with `ResourceBusy`."""
+    """Streaming queries of all Spark Connect clients; more are refused with `ResourceBusy`."""
     connect_detached_ms: int = 300_000
-    """An operation to which no client is attached for so long is given up."""
+    """An operation without an attached client for this long is abandoned."""
     connect_kept_max: int = 20_000
-    """Sessions, and operations, that changed something: of the last so many none is repeated."""
+    """Latest sessions and operations that changed something and are remembered, so that a resent
+    one is not repeated."""
     connect_message_bytes_max: int = 128 * 1024 * 1024
-    """Size of one message of a Connect client, and of an answer to it."""
+    """Size of one message from or to a Spark Connect client."""
     connect_bodies_bytes_max: int = 512 * 1024 * 1024
-    """Bytes of all messages of Connect clients that are being received or carried out; further
-    messages wait, and are refused with `ResourceBusy` if they wait for long."""
+    """Bytes of all messages of Spark Connect clients that are being received or executed. More
+    messages wait; those that wait too long are refused with `ResourceBusy`."""
     connect_inline_bytes_max: int = 8 * 1024 * 1024
-    """Rows of objects that go to Spark inside a plan; larger contents are read by Spark from the
+    """Rows up to this size go to Spark inside a plan; larger contents are read by Spark from the
     shard's files."""
 
-    # who may connect; see `actors.runtime.transport.security`
+    # authentication of peers; see `actors.runtime.transport.security`
     identity: str = ""
-    """The service's name; of a client: the name of the one it means. Both given: equal."""
+    """The service's name. On a client: the expected name of the service. If both are set, they must
+    be equal."""
     tls_certificate: str = ""
-    """PEM file of our certificate; with `tls_key` and `tls_authority`: mutual TLS 1.3."""
+    """PEM file of this side's certificate. Together with `tls_key` and `tls_authority` it enables
+    mutual TLS 1.3."""
     tls_key: str = ""
+    """PEM file of the certificate's private key."""
     tls_authority: str = ""
-    """PEM file of the one authority that both sides' certificates must be signed by."""
+    """PEM file of the authority that must have signed the certificates of both sides."""
     token_file: str = ""
-    """Bearer tokens of clients, one a line; empty: none is asked for, or shown."""
+    """File of bearer tokens, one a line. A service accepts all of them, a client sends the first;
+    empty: no tokens."""
     cluster_token_file: str = ""
     """The same for the replica protocol."""
 
-    # who may do what; see `actors.control.access`
+    # roles and rights; see `actors.control.access`
     roles_required: bool = False
-    """True if clients of PostgreSQL's protocol and of Spark Connect must prove a role also while
-    there is none that may log in."""
+    """Makes clients of the PostgreSQL protocol and of Spark Connect log in as a role even while no
+    role can log in."""
     roles_max: int = 1_000
-    """Roles at a time."""
+    """Number of roles."""
     roles_bytes_max: int = 4 * 1024 * 1024
     """Size of the document that holds all roles and their rights."""
     role_tokens_max: int = 16
-    """Tokens of one role at a time."""
+    """Tokens of one role."""
     pg_cleartext_passwords: bool = False
-    """True if PostgreSQL's clients send their password as it is, inside TLS alone: for those that
-    do not know SCRAM. Outside of TLS they prove it by SCRAM all the same."""
+    """Has PostgreSQL clients send their password in clear text inside TLS, for clients without
+    SCRAM. Without TLS they use SCRAM regardless."""
     audit_statements: bool = False
-    """True if each statement of these clients is a line of the log `penstock.audit`."""
+    """Logs every statement of these clients to `penstock.audit`."""
     audit_text_characters_max: int = 4_096
-    """Characters of a statement's text in such a line; the rest is left out."""
+    """Characters of a statement's text in such a log line; the rest is cut off."""
 
     # the WAL's acceptor; see `actors.wal`
     wal_listen: str = "127.0.0.1:5454"
-    """Address of `penstock wal serve`, for proposers and readers of the log: host:port."""
+    """Address of `penstock wal serve` for proposers and readers of the log: host:port."""
     wal_dir: str = "wal"
-    """Folder of the acceptor's timelines, with a folder for each: tenant/timeline."""
+    """Folder of the acceptor's timelines, one subfolder each: tenant/timeline."""
     wal_node_id: int = 1
-    """Number of this acceptor, among those of one log."""
+    """Number of this acceptor, unique among the acceptors of a log."""
     wal_jwt_keys: str = ""
-    """Keys of those who sign tokens for acceptors: a public Ed25519 key as a PEM file, or a folder
-    of them. Such a token is taken beside those of `token_file`; empty: none is."""
+    """Public Ed25519 keys whose owners may sign tokens for acceptors: a PEM file, or a folder of
+    them. Signed tokens are accepted in addition to those of `token_file`; empty: none are."""
     wal_jwt_tenants_only: bool = False
-    """True if of signed tokens only those for one tenant are taken."""
+    """Accepts signed tokens only if they are for a single tenant."""
     wal_messages_max: int = 256
-    """Messages of one proposer that are read and not yet in the log; then its socket is not
-    read."""
+    """Messages of one proposer that have been read but are not in the log yet; at the limit its
+    socket is not read."""
     wal_replies_max: int = 16
-    """Replies to one proposer that are not yet written to its socket; then its messages wait."""
+    """Replies to one proposer that are not written to its socket yet; at the limit its messages
+    wait."""
     wal_idle_timeout_ms: int = 600_000
-    """A peer that sends nothing for so long is given up."""
+    """The connection to a peer that sends nothing for this long is closed."""
     wal_save_ms: int = 300
-    """Interval at which a timeline whose positions moved is checked, whether to save them."""
+    """Interval at which a timeline whose positions moved is checked for whether to save them."""
     wal_control_age_ms: int = 300_000
-    """Positions that moved and are in memory alone are saved after so long."""
+    """Positions that moved are saved at the latest after this long."""
 
     wal_peers: str = ""
-    """The other acceptors of its logs: host:port,host:port; empty: the members that a timeline's
-    configuration names."""
+    """The other acceptors of its logs, as host:port,host:port; empty: the members that each
+    timeline's configuration names."""
     wal_blob_url: str = ""
-    """URL of a store that keeps committed whole segments; see `actors.durable.persist.store_urls`.
-    Empty: they are kept nowhere else, and none is removed here."""
+    """URL of a store for complete, committed segments (`actors.durable.persist.store_urls`); empty:
+    segments are kept only here, and never removed."""
     wal_keep_bytes: int = 1024 * 1024 * 1024
-    """Length of the log behind its commit that stays here although its segments are kept at
-    `wal_blob_url`. Older segments go, also when consumers have not read them; those are read from
-    there."""
+    """Length of the log before the commit LSN that stays on local disk after it was offloaded to
+    `wal_blob_url`. Older segments are removed, even if consumers have not read them; those are then
+    read from the store."""
     wal_offload_ms: int = 1_000
     """Interval at which timelines are checked for segments to offload."""
     wal_offload_turn_ms: int = 5_000
-    """An acceptor waits so long for each that comes before it; then it keeps a segment itself."""
+    """An acceptor waits this long for each acceptor before it to offload a segment; then it
+    offloads the segment itself."""
     wal_blob_timeout_ms: int = 60_000
-    """Timeout of one segment, written and read back, or read."""
+    """Timeout for writing one segment and reading it back, or for reading one."""
 
     # the WAL's proposers: `penstock wal push`, `relay`
     wal_heartbeat_ms: int = 1_000
-    """Time after the last message to an acceptor at which it is sent an empty one."""
+    """A proposer sends an acceptor an empty message after this long without another one."""
     wal_silence_ms: int = 10_000
-    """An acceptor that owes a message for so long is hung up on, and dialled anew."""
+    """A proposer reconnects to an acceptor that owes it a message for this long."""
 
     # the process
     pin_cores: bool = False
-    """Pins the service's threads to one core and the engine's to the others; the log says which."""
+    """Pins the service's threads to one core and the engine's to the others. The log shows
+    which."""
     expiration_ms: int | None = None
-    """The service ends this long after its start; None: never."""
+    """The service stops this long after its start; None: never."""
 
-    # being watched
+    # monitoring
     otlp: str = ""
-    """Base URL of a receiver of traces (Jaeger: port 4318); empty: OpenTelemetry's environment
-    variables say whether and where."""
+    """Base URL of a receiver of traces (Jaeger: port 4318); empty: as OpenTelemetry's environment
+    variables say."""
     trace_file: str = ""
-    """Traces are appended to this file too; `penstock trace` draws them."""
+    """File to which traces are appended as well; `penstock trace` draws them."""
     metrics_listen: str = ""
-    """host:port of the pages for monitors: measures, health and readiness; empty: none."""
+    """host:port of the pages for monitoring: metrics, health and readiness; empty: none."""
     http_connections_max: int = 32
-    """Connections to these pages at a time; beyond it the one that has waited longest is ended."""
+    """Connections to these pages at a time; one more closes the one that has waited longest."""
 
     # stopping
     shutdown_deadline_ms: int = 15_000
+    """Timeout for a graceful stop; then the remaining actors are cancelled."""
 
     @property
     def piece_bytes_max(self) -> int:
-        """Return the size of a piece of what goes by the stash."""
+        """Return the size of one piece of a stashed result."""
         return min(self.inline_bytes_max, self.result_bytes_max)
 
     def engine_killer_retry_ms(self, kills: int) -> int:
-        """Return the pause before a job that has killed the engine so many times is run again."""
+        """Return the delay before a job is retried that has killed the engine `kills` times."""
         return backoff_ms(kills, self.engine_killer_retry_ms_min, self.engine_killer_retry_ms_max)
 
     def retry_delay_ms(self, failures: int) -> int:
-        """Return how long to wait after so many failures in a row (from 1): doubled by each."""
+        """Return the delay after this many failures in a row (from 1); it doubles with each."""
         return backoff_ms(failures, self.retry_delay_ms_min, self.retry_delay_ms_max)
 
     def _standby_relations(self) -> list[tuple[bool, str]]:
         return [
             (
                 not self.standby or bool(self.consensus_url),
-                "standby needs consensus_url: stores that the services share, as PostgreSQL",
+                "standby needs consensus_url: a store that the services share, such as PostgreSQL",
             ),
             (
                 self.heartbeat_ms * 2 <= self.takeover_ms,
@@ -545,8 +592,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
             (
                 UNPROVEN_BYTES_MIN <= self.unproven_bytes_max <= UNPROVEN_BYTES_MAX,
-                f"unproven_bytes_max must lie between {UNPROVEN_BYTES_MIN} and "
-                f"{UNPROVEN_BYTES_MAX}: a login fits, and much more must not",
+                f"unproven_bytes_max must be between {UNPROVEN_BYTES_MIN} and "
+                f"{UNPROVEN_BYTES_MAX}: enough for a login, and little more",
             ),
             (
                 2 * self.connect_message_bytes_max <= self.connect_bodies_bytes_max,
@@ -559,35 +606,37 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return []
         shared = (
             f"role = {self.role} needs consensus_url and blob_url: stores that all processes of the"
-            " service reach, as postgresql:// and s3:// (sqlite: and file: on one machine)"
+            " service can reach, such as postgresql:// and s3:// (on one machine also sqlite: and"
+            " file:)"
         )
         urls = (self.consensus_url, self.blob_url)
         relations = [
             (all(urls) and not any(url.lower().startswith("mem:") for url in urls), shared),
             (
                 self.replicas == 1,
-                f"role = {self.role} and replicas = {self.replicas}: each further replica is a"
-                " process of its own, penstock serve --role replica",
+                f"role = {self.role} does not go with replicas = {self.replicas}: run each replica"
+                " as a process of its own, with penstock serve --role replica",
             ),
         ]
         if self.role == "replica":
             relations += [
                 (
                     bool(self.cluster_listen),
-                    "role = replica needs cluster_listen: where a controller connects, as"
-                    " 10.0.0.2:6875",
+                    "role = replica needs cluster_listen: the address at which a controller"
+                    " connects, for example 10.0.0.2:6875",
                 ),
-                (not self.standby, "standby is for a controller: of replicas all run"),
+                (not self.standby, "standby is only for a controller: all replicas run"),
                 (
                     not (self.pg_listen or self.connect_listen),
-                    "pg_listen and connect_listen are a controller's: a replica has no clients",
+                    "pg_listen and connect_listen are only for a controller: a replica serves no"
+                    " clients",
                 ),
             ]
         else:
             relations.append(
                 (
                     not (self.cluster_listen or self.storage_listen or self.cluster_advertise),
-                    "cluster_listen, storage_listen and cluster_advertise are a replica's: a"
+                    "cluster_listen, storage_listen and cluster_advertise are only for a replica: a"
                     " controller connects to it",
                 )
             )
@@ -597,8 +646,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return [
             (
                 self.wal_messages_max >= 8 and self.wal_replies_max >= 2,
-                "wal_messages_max must be at least 8, and wal_replies_max at least 2: half of each "
-                "is in hand while the other half waits",
+                "wal_messages_max must be at least 8 and wal_replies_max at least 2: half of each "
+                "is processed while the other half waits",
             ),
             (
                 self.wal_heartbeat_ms * 2 <= self.wal_silence_ms,
@@ -620,28 +669,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         relations += [
             (
                 not folder or Path(folder).is_absolute(),
-                f"source_dirs: {folder!r} must be an absolute path; between several stands a "
-                f"{os.pathsep!r}",
+                f"source_dirs: {folder!r} must be an absolute path (separate several with "
+                f"{os.pathsep!r})",
             )
             for folder in self.source_dirs.split(os.pathsep)
         ]
         relations += [
             (
                 ENVIRONMENT_NAME.fullmatch(name) is not None,
-                f"engine_environment: {name!r} must be the name of a variable, or MY_*",
+                f"engine_environment: {name!r} must be the name of a variable, or a prefix with a "
+                "star such as MY_*",
             )
             for name in self.engine_environment
         ]
         return relations
 
     def _check_spark_conf(self) -> None:
-        # Spark would put variables of the engine's environment into every text of every user.
+        # With substitution on, any user's SQL text could read the engine's environment variables.
         name = "spark.sql.variable.substitute"
         value = self.spark_conf.get(name, "false")
         if value.strip().lower() != "false":
             raise BadSettings(
-                f"spark_conf: {name} = {value}: texts are taken as they are written, so that it is "
-                "always false"
+                f"spark_conf: {name} = {value}: must be false, because SQL texts must not read the "
+                "engine's environment"
             )
 
     def _check_numbers(self) -> None:
@@ -652,7 +702,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise BadSettings(f"{name} = {value}: must be greater than zero")
 
     def check(self) -> None:
-        """Raise `BadSettings` when a limit is out of range or two contradict each other."""
+        """Raise `BadSettings` if a setting is out of range or two contradict each other."""
         self._check_numbers()
         self._check_spark_conf()
         relations = [
@@ -663,7 +713,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (
                 self.result_bytes_max + FRAME_OVERHEAD_BYTES <= self.frame_bytes_max,
                 f"result_bytes_max must be less than frame_bytes_max by {FRAME_OVERHEAD_BYTES}: "
-                "a result travels in a frame",
+                "a result must fit into a frame",
             ),
             *self._listener_relations(),
             (len(self.identity.encode()) <= 255, "identity must have at most 255 bytes"),
@@ -681,8 +731,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (self.replicas <= REPLICAS_MAX, f"replicas must not exceed {REPLICAS_MAX}"),
             (
                 self.replicas == 1 or not (self.cluster_listen or self.storage_listen),
-                "cluster_listen and storage_listen serve one replica to others: they need "
-                "replicas = 1",
+                "cluster_listen and storage_listen need replicas = 1: they serve a single replica",
             ),
         ]
         relations += self._list_relations()
@@ -692,7 +741,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 _FLAGS: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
-"""Spellings of a setting that is on or off, in any case."""
+"""Spellings of a Boolean setting, case-insensitive."""
 
 
 def load(
@@ -700,9 +749,9 @@ def load(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return settings from defaults, a TOML file, the environment and flags, in rising precedence.
+    """Load settings from defaults, a TOML file, the environment and flags, in rising precedence.
 
-    Raises `BadSettings` naming the file, variable or flag that does not fit.
+    Raises `BadSettings`, which names the file or setting that is invalid.
     """
     values: dict[str, Any] = {}
     if file is not None:
@@ -718,14 +767,14 @@ def load(
     values |= {key: value for key, value in (flags or {}).items() if value is not None}
     for name in values:
         if name not in fields:
-            raise BadSettings(f"there is no setting {name!r}{nearest_hint(name, fields)}")
+            raise BadSettings(f"unknown setting {name!r}{nearest_hint(name, fields)}")
         if fields[name].type is bool:
             values[name] = _FLAGS.get(str(values[name]).lower(), values[name])
     for name in LIST_SETTINGS:
         if isinstance(values.get(name), str):
             values[name] = [each for each in values[name].split(",") if each]
     try:
-        # Not strict: most places have texts.
+        # Not strict: the environment and flags give every value as text.
         settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise BadSettings(f"settings: {error}") from None

@@ -1,19 +1,18 @@
-"""Opens spans, and carries their contexts from message to message.
+"""Opens spans and carries their contexts from message to message.
 
 `TRACEPARENT` holds the W3C context of the message being handled, or None. A mailbox puts it into
-the envelopes of messages sent meanwhile, so inside a process a context travels by itself; on a wire
-it is a field of the message, which `accept_context` checks. `span` opens a span below the current
-one, and messages sent inside the span become its children. An effect starts without a context,
-because most of them outlive their cause (a read loop, a timer): one that goes on with a message's
-work is given its parent by name (`span_below`).
+the envelopes of the messages sent while that message is handled, so within a process a context
+travels by itself. On a wire it is a field of the message, which `accept_context` checks. `span`
+opens a span below the current one; messages sent inside the span become its children. An effect
+starts without a context, because most effects outlive their cause (a read loop, a timer). An effect
+that continues the work of a message is given its parent explicitly (`span_below`).
 
-- Only a sampled context travels: an unsampled message has none, and costs `span` one look at a
-  context variable. Where no exporter was started (`actors.runtime.tracing`) nothing is opened,
+- Only sampled contexts travel. An unsampled message has none, and `span` then costs one lookup of a
+  context variable. If no exporter was started (`actors.runtime.tracing`), nothing is opened,
   accepted or passed on.
-- The decision is taken once, where a trace begins (`root_span`): in the client, else in the
-  session.
-  A client that decided against it says so (`UNSAMPLED`).
-- A span serves one parent; others that it serves are links, `LINKS_MAX` at most.
+- The sampling decision is made once, where a trace starts (`root_span`): in the client, otherwise
+  in the session. A client that decided not to sample says so (`UNSAMPLED`).
+- A span has one parent. Other contexts that it serves are links, at most `LINKS_MAX`.
 """
 
 from __future__ import annotations
@@ -53,10 +52,11 @@ from actors.runtime.telemetry import (
 Value: TypeAlias = str | int | float | bool
 
 LINKS_MAX: Final = 32
+"""Most links of a span."""
 
 
 class MeasureInstruments(Protocol):
-    """The receiver of measures (`actors.runtime.tracing.metrics`)."""
+    """Receives measured values (`actors.runtime.tracing.metrics`)."""
 
     def measure(self, metric: MetricDefinition, value: float, labels: tuple[str, ...], /) -> None:
         """Add, record or set a value, as the metric's kind requires."""
@@ -67,42 +67,44 @@ class MeasureInstruments(Protocol):
         ...
 
 
-# -- what was started ------------------------------------------------------------------------------
+# -- exporters and instruments ---------------------------------------------------------------------
 
 
 class TraceExport(Protocol):
-    """The tracing that `actors.runtime.tracing.setup` puts in place."""
+    """The tracing of a process, implemented by `actors.runtime.tracing.setup`."""
 
     tracer: Tracer
 
     @property
     def can_start_traces(self) -> bool:
-        """Return whether a trace may begin here: False when all would be sampled out."""
+        """Return whether a new trace could be sampled."""
         ...
 
     def engine(self, pid: int, /) -> Tracer:
-        """Return the tracer for spans of an engine's process."""
+        """Return the tracer for spans of the engine process `pid`."""
         ...
 
 
 _trace_export: TraceExport | None = None
+"""The tracing of this process; set by `export_by`, None while tracing is off."""
 _instruments: MeasureInstruments | None = None
+"""The metrics of this process; set by `measure_by`, None while nothing is measured."""
 
 
 def export_by(exporting: TraceExport | None) -> None:
-    """Start (None: end) the tracing of this process."""
+    """Set the tracing of this process; None turns it off."""
     global _trace_export
     _trace_export = exporting
 
 
 def measure_by(instruments: MeasureInstruments | None) -> None:
-    """Start (None: end) the measuring of this process."""
+    """Set the metrics of this process; None turns them off."""
     global _instruments
     _instruments = instruments
 
 
 def current_export() -> TraceExport | None:
-    """Return the tracing that was started; None if there is none."""
+    """Return the tracing of this process; None while tracing is off."""
     return _trace_export
 
 
@@ -144,8 +146,8 @@ def traceparent_of(context: SpanContext) -> str:
 
 
 def accept_context(traceparent: str | None) -> str | None:
-    """Return a context that came over a wire, if it is well-formed and sampled and this process
-    traces."""
+    """Return a context received over a wire if it is valid and sampled and tracing is on; otherwise
+    None."""
     if traceparent is None or _trace_export is None:
         return None
     context = _parse(traceparent)
@@ -153,7 +155,7 @@ def accept_context(traceparent: str | None) -> str | None:
 
 
 def split_traceparent(traceparent: str) -> tuple[str, str]:
-    """Return (trace id, span id) as hexadecimal."""
+    """Return the trace id and the span id of a context, in hexadecimal."""
     return traceparent[3:35], traceparent[36:52]
 
 
@@ -161,7 +163,7 @@ def split_traceparent(traceparent: str) -> tuple[str, str]:
 
 
 class OpenSpan:
-    """An open span of a sampled trace. End it once; it is exported when it ends."""
+    """An open span of a sampled trace. It is exported when `end` is called."""
 
     __slots__ = ("_ended", "_hop", "_span", "traceparent")
 
@@ -169,15 +171,19 @@ class OpenSpan:
         self._hop = hop
         self._span = span
         self._ended = False
+        """True once `end` was called."""
         self.traceparent = traceparent_of(span.get_span_context())
-        """Context for the messages that are sent inside it."""
+        """Context for the messages sent inside the span."""
 
     def describe(self, *values: Value) -> None:
-        """Set all attributes of its hop, where making them pays only for a span that records."""
+        """Set all attributes of the span's definition, in order.
+
+        Use it where computing the values is too expensive for spans that are not sampled.
+        """
         self._span.set_attributes(dict(zip(self._hop.attributes, values, strict=True)))
 
     def note(self, name: str, value: Value) -> None:
-        """Set one more attribute, by a name of the table."""
+        """Set one additional attribute; `name` is a constant of `actors.runtime.telemetry`."""
         self._span.set_attribute(name, value)
 
     def fail(self, text: str) -> None:
@@ -185,7 +191,10 @@ class OpenSpan:
         self._span.set_status(Status(StatusCode.ERROR, text))
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the span. A cancel is noted and is no failure. A second call is harmless."""
+        """End the span, as failed if `error` is given. Further calls do nothing.
+
+        A cancellation is recorded as an attribute, not as a failure.
+        """
         if self._ended:
             return
         self._ended = True
@@ -200,7 +209,7 @@ Spanning: TypeAlias = AbstractContextManager[OpenSpan | None]
 
 
 class _SpanBlock:
-    """Opens a span around a block; the block gets None when its trace is sampled out."""
+    """Opens a span around a block. The block gets None if its trace is not sampled."""
 
     __slots__ = ("_hop", "_links", "_opened", "_parent", "_token", "_values")
 
@@ -212,7 +221,9 @@ class _SpanBlock:
         self._parent = parent
         self._links = links
         self._opened: OpenSpan | None = None
+        """The span while the block runs; None if the trace is not sampled."""
         self._token: Token[str | None] | None = None
+        """Restores the previous context at the end of the block."""
 
     def __enter__(self) -> OpenSpan | None:
         self._opened = opened = _open(self._hop, self._values, self._parent, self._links)
@@ -232,7 +243,7 @@ class _SpanBlock:
 
 
 class _ContextBlock:
-    """Makes a context that of a block."""
+    """Sets the trace context of a block."""
 
     __slots__ = ("_token", "_traceparent")
 
@@ -250,7 +261,11 @@ _NOTHING: Final[nullcontext[None]] = nullcontext()
 
 
 def span(hop: SpanDefinition, *values: Value, links: Iterable[str] = ()) -> Spanning:
-    """Return a span below the current context; one that does nothing where there is no context."""
+    """Return a span below the current context; it does nothing if there is no context.
+
+    `values` are the attributes of the span's definition, in order; without any, the block sets them
+    (`OpenSpan.describe`).
+    """
     parent = TRACEPARENT.get()
     if parent is None or _trace_export is None:
         return _NOTHING
@@ -260,8 +275,10 @@ def span(hop: SpanDefinition, *values: Value, links: Iterable[str] = ()) -> Span
 def span_below(
     parent: str | None, hop: SpanDefinition, *values: Value, links: Iterable[str] = ()
 ) -> Spanning:
-    """Return a span below a context that was kept. None: messages sent in the block carry no
-    context."""
+    """Return a span below a context that was kept.
+
+    With `parent` None, no span is opened and messages sent in the block carry no context.
+    """
     if parent is None or _trace_export is None:
         # Messages of the block must not become children of the current span.
         return _NOTHING if TRACEPARENT.get() is None else _ContextBlock(None)
@@ -269,15 +286,18 @@ def span_below(
 
 
 def root_span(hop: SpanDefinition, *values: Value) -> Spanning:
-    """Return a span where a trace may begin: the sampler decides. The span is below the current
-    context if there is one, or else below the program's own span."""
+    """Return a span at a place where a trace may start; the sampler decides.
+
+    The span is below the current context if there is one, otherwise below the program's own
+    current span.
+    """
     if _trace_export is None or not _trace_export.can_start_traces:
         return _NOTHING
     return _SpanBlock(hop, values, TRACEPARENT.get(), ())
 
 
 def begin_root(hop: SpanDefinition, *values: Value) -> OpenSpan | None:
-    """Begin a span as `root_span` does, when one block cannot hold it: the caller ends it."""
+    """Start a span like `root_span` that no single block can contain; the caller must end it."""
     if _trace_export is None or not _trace_export.can_start_traces:
         return None
     return _open(hop, values, TRACEPARENT.get(), ())
@@ -286,13 +306,12 @@ def begin_root(hop: SpanDefinition, *values: Value) -> OpenSpan | None:
 def begin(
     hop: SpanDefinition, *values: Value, parent: str | None, links: Iterable[str] = ()
 ) -> OpenSpan | None:
-    """Begin a span as `span_below` does, when one block cannot hold it: the caller ends it."""
+    """Start a span like `span_below` that no single block can contain; the caller must end it."""
     return None if parent is None or _trace_export is None else _open(hop, values, parent, links)
 
 
 def begin_request(hop: SpanDefinition, *values: Value, traceparent: str | None) -> OpenSpan | None:
-    """Begin the span of a request that came in: below its context, or as a root when it has
-    none."""
+    """Start the span of a received request, below the request's context or else as a root."""
     if _trace_export is None:
         return None
     if traceparent is None:
@@ -301,15 +320,17 @@ def begin_request(hop: SpanDefinition, *values: Value, traceparent: str | None) 
 
 
 def use_context(traceparent: str | None) -> AbstractContextManager[None]:
-    """Return a block whose messages belong to this context (None: to none)."""
+    """Return a block in which messages are sent with this trace context (None: without)."""
     if traceparent is None and TRACEPARENT.get() is None:
         return _NOTHING
     return _ContextBlock(traceparent)
 
 
 def make_request_context(opened: OpenSpan | None) -> str | None:
-    """Return the context for a request to the service, or the mark that the request is not
-    traced."""
+    """Return the context for a request to the service: of its span, or `UNSAMPLED` without one.
+
+    Returns None if tracing is off.
+    """
     if opened is not None:
         return opened.traceparent
     return None if _trace_export is None else UNSAMPLED
@@ -318,7 +339,7 @@ def make_request_context(opened: OpenSpan | None) -> str | None:
 def _open(
     hop: SpanDefinition, values: Sequence[Value], parent: str | None, links: Iterable[str]
 ) -> OpenSpan | None:
-    assert _trace_export is not None, "callers look first"
+    assert _trace_export is not None, "callers check this"
     context = None
     if parent is not None:
         found = _parse(parent)
@@ -337,8 +358,8 @@ def _open(
 
 
 def attributes_of(hop: SpanDefinition, values: Sequence[Value]) -> dict[str, Value]:
-    """Return a hop's attributes: the conventions' and its own, unless `describe` is to give
-    these."""
+    """Return the attributes of a span: those of the conventions, and its own if `values` are
+    given."""
     own = dict(zip(hop.attributes, values, strict=True)) if values else {}
     return {**own, **_conventions(hop)}
 
@@ -355,7 +376,8 @@ def _conventions(hop: SpanDefinition) -> dict[str, Value]:
 
 
 def _links(traceparents: Iterable[str], parent: str | None) -> list[Link]:
-    """Return each link once, without the parent, and no more than are allowed."""
+    """Return the links to other contexts than the parent, without duplicates, at most
+    `LINKS_MAX`."""
     wanted = [each for each in dict.fromkeys(traceparents) if each != parent]
     contexts = [_parse(each) for each in wanted[:LINKS_MAX]]
     return [Link(context) for context in contexts if context is not None]
@@ -371,9 +393,10 @@ def export_engine_span(
     pid: int,
     parent: str | None,
 ) -> str | None:
-    """Export a span that the engine's process number `pid` has handed over, and return its context.
+    """Export a span that the engine process `pid` has reported, and return its context.
 
-    Times are of the wall clock. Raises `KeyError` when the table has no such name.
+    The interval is in ns of the wall clock. Returns None if tracing is off or `parent` is not a
+    valid context. Raises `KeyError` if no span definition has this name.
     """
     context = None if parent is None else _parse(parent)
     if _trace_export is None or context is None:

@@ -1,6 +1,6 @@
-"""The trace context of messages, and the one table of spans and their attributes.
+"""The trace context of messages, and the definitions of all spans and attributes.
 
-Names, kinds and attributes go by OpenTelemetry's conventions for messaging: a span's name is
+Names, kinds and attributes follow OpenTelemetry's conventions for messaging: the name of a span is
 ``{operation} {destination}``, and what identifies a message (an object, an interval of times, a
 nonce) is an attribute. Spans are opened by `actors.runtime.spans`.
 """
@@ -16,41 +16,41 @@ from opentelemetry.trace import SpanKind
 M = TypeVar("M")
 
 TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
-"""The sampled context of the message being handled: envelopes made meanwhile inherit it.
-Set by `activate_context` alone."""
+"""The sampled context of the message being handled. Messages sent while it is handled inherit it.
+Set only by `activate_context`."""
 
 
 class ContextCount(msgspec.Struct):
-    """Counts the blocks that hold a context now."""
+    """Counts the blocks in which a context is active."""
 
-    # While it is 0 no message looks for a context, a look that is a tenth of what a message costs.
+    # While it is 0, mailboxes skip the lookup of the context, a tenth of the cost of a message.
     blocks: int = 0
+    """Number of calls of `activate_context` without their `deactivate_context`."""
 
 
 HELD: Final = ContextCount()
 
 
 def activate_context(traceparent: str | None) -> Token[str | None]:
-    """Make a context that of all that is sent from here on, until `deactivate_context`. Call it in
-    the loop's thread.
+    """Use a context for everything sent until `deactivate_context`. Call it in the loop's thread.
 
-    A task that was started in between and goes on afterwards has no context of its own.
+    A task started in between loses the context if it outlives the block.
     """
     HELD.blocks += 1
     return TRACEPARENT.set(traceparent)
 
 
 def deactivate_context(token: Token[str | None]) -> None:
-    """End what `activate_context` began."""
+    """Restore the context that was active before `activate_context` returned `token`."""
     HELD.blocks -= 1
     TRACEPARENT.reset(token)
 
 
 class TracedMessage(msgspec.Struct, Generic[M], gc=False):
-    """A message of a sampled trace, with the context of its sender; all others go without.
+    """Envelope of a message that belongs to a sampled trace, with the context of its sender.
 
-    It is the envelope of mailboxes and of connections; on a wire the context is the frame's header
-    (`actors.runtime.frames`).
+    Mailboxes and connections use it; other messages have no envelope. On a wire the context is the
+    frame's header (`actors.runtime.frames`).
     """
 
     message: M
@@ -58,26 +58,26 @@ class TracedMessage(msgspec.Struct, Generic[M], gc=False):
 
 
 def with_context(message: M, traceparent: str | None) -> M | TracedMessage[M]:
-    """Return the message in an envelope with this context, if there is one."""
+    """Put a message into an envelope with a context; None leaves the message as it is."""
     return message if traceparent is None else TracedMessage(message, traceparent)
 
 
 def split_context(message: Any) -> tuple[Any, str | None]:
-    """Return a message, out of its envelope, and its context if it has one."""
+    """Take a message out of its envelope. Return it with its context, None if it has none."""
     if isinstance(message, TracedMessage):
         return message.message, message.traceparent
     return message, None
 
 
 UNSAMPLED: Final = "00-00000000000000000000000000000001-0000000000000001-00"
-"""Context on a wire by which the sender says that it decided not to trace this request."""
+"""Context that a sender puts on a wire if it decided not to trace the request."""
 
 SYSTEM: Final = "penstock"
 
-# -- the table: attributes -------------------------------------------------------------------------
+# -- attributes ------------------------------------------------------------------------------------
 
 NONCE: Final = "penstock.nonce"
-"""Nonce of the connection to the cluster that a command came on."""
+"""Nonce of the connection to the replica through which a command came."""
 WORKER: Final = "penstock.worker"
 DATAFLOW: Final = "penstock.dataflow"
 SHARD: Final = "penstock.shard"
@@ -108,25 +108,26 @@ CANCELED: Final = "penstock.canceled"
 BATCH: Final = "messaging.batch.message_count"
 MESSAGE_BYTES: Final = "messaging.message.body.size"
 
-# -- the table: spans ------------------------------------------------------------------------------
+# -- spans -----------------------------------------------------------------------------------------
 
 
 class SpanDefinition(msgspec.Struct, frozen=True):
-    """One kind of span. `attributes` name the values that `span` is given, in their order."""
+    """One kind of span. `attributes` are the names of the values given to `span`, in order."""
 
     operation: str
     destination: str
     kind: SpanKind
     attributes: tuple[str, ...] = ()
     type: str = ""
-    """Type by the messaging conventions: ``send``, ``receive`` or ``process``; empty: no
-    message."""
+    """Type in the messaging conventions: ``send``, ``receive`` or ``process``; "" if the span is
+    not about a message."""
     apart: bool = False
-    """True if it may begin after its cause has ended; all others lie within their parents."""
+    """True if the span may start after its parent has ended. All others lie within their
+    parents."""
 
     @property
     def name(self) -> str:
-        """Return the name of the span."""
+        """Return the span's name, ``{operation} {destination}``."""
         return f"{self.operation} {self.destination}"
 
 
@@ -134,28 +135,30 @@ _CLIENT, _SERVER, _INTERNAL = SpanKind.CLIENT, SpanKind.SERVER, SpanKind.INTERNA
 _PRODUCER, _CONSUMER = SpanKind.PRODUCER, SpanKind.CONSUMER
 
 CLIENT_REQUEST: Final = SpanDefinition("send", "request", _CLIENT, (REQUEST, OBJECT), "send")
-"""The client, from sending a request until it is answered."""
+"""In the client: from sending a request until it is answered."""
 SESSION_REQUEST: Final = SpanDefinition(
     "process", "request", _SERVER, (REQUEST, OBJECT, SESSION), "process"
 )
-"""The session, from reading a request until its answer is on its way."""
+"""In the session: from reading a request until its answer is sent."""
 STATEMENT: Final = SpanDefinition("process", "statement", _INTERNAL, (REQUEST, OBJECT))
-"""A change of the catalog, from its turn until it is durable."""
+"""A change of the catalog: from its start until it is durable."""
 HYDRATION: Final = SpanDefinition(
     "process", "hydration", _CONSUMER, (DATAFLOW, OBJECT, INCARNATION), "process", True
 )
-"""A dataflow, from its permission to run until its first contents are durable, or read."""
+"""A dataflow: from the permission to run until its first contents are durable, or were read."""
 GROUP_COMMIT: Final = SpanDefinition("commit", "group", _CONSUMER, (BATCH,), "process")
-"""The table writer: one group of writes, made durable at one time. Links to all its writes."""
+"""In the table writer: a group of writes that become durable at one timestamp. Links to its
+writes."""
 APPEND: Final = SpanDefinition("append", "shard", _PRODUCER, (SHARD, LO, HI, ROWS, BYTES), "send")
-"""The compare-and-append; `SHARD` names all, with commas between."""
+"""The compare-and-append. `SHARD` lists all shards, separated by commas."""
 LISTEN: Final = SpanDefinition(
     "receive", "shard", _CONSUMER, (SHARD, DATAFLOW, LO, HI, ROWS), "receive", True
 )
-"""The listen task describes what was appended. Links to the other appends it describes."""
+"""The listen task describes what was appended. Links to the other appends that it describes."""
 FETCH: Final = SpanDefinition(
     "fetch", "part", _CLIENT, (SHARD, DATAFLOW, LO, HI, ROWS, BYTES), "", True
 )
+"""A fetch task reads a part."""
 STEP: Final = SpanDefinition(
     "process",
     "step",
@@ -164,39 +167,43 @@ STEP: Final = SpanDefinition(
     "process",
     True,
 )
-"""A step, from its cut until its delta is installed. Links to all changes that it serves."""
+"""A step: from its cut until its changes are installed. Links to all changes that it processes."""
 SPARK_JOB: Final = SpanDefinition("run", "job", _CLIENT, (JOB, DATAFLOW), "send")
-"""The service's side of a job, its wait for a place included."""
+"""A job as the service sees it, including its wait for the engine."""
 ENGINE_JOB: Final = SpanDefinition("process", "job", _SERVER, (JOB,), "process")
-"""The engine's own process: a worker thread has the job."""
+"""A job in the engine's process, from when a worker thread takes it."""
 ENGINE_STAGE: Final = SpanDefinition("run", "stage", _INTERNAL, (STAGE,))
-"""A stage of Spark's, by Spark's own clock."""
+"""A Spark stage, timed by Spark's own clock."""
 STEP_COMMIT: Final = SpanDefinition("commit", "step", _INTERNAL, (SHARD, LO, HI, ROWS))
+"""The commit of a step."""
 CONNECTION_COMMAND: Final = SpanDefinition(
     "process", "command", _SERVER, (NONCE, REQUEST, OBJECT), "process", True
 )
-"""The cluster's connection splits a command over the workers."""
+"""The replica's connection splits a command over the workers."""
 ADAPTER_COMMAND: Final = SpanDefinition(
     "forward", "command", _CONSUMER, (NONCE, WORKER), "process", True
 )
+"""A channel adapter forwards a command."""
 WORKER_PEEK: Final = SpanDefinition(
     "process", "peek", _CONSUMER, (NONCE, WORKER, OBJECT, TIME), "process", True
 )
-"""A worker reads its partition, or one of them a shard."""
+"""A worker answers a peek from its partition of an index, or one of the workers from a shard."""
 WORKER_EMIT: Final = SpanDefinition(
     "emit", "changes", _PRODUCER, (NONCE, WORKER, DATAFLOW, LO, HI), "send", True
 )
-"""Worker 0 has a batch for a subscriber."""
+"""Worker 0 sends a batch of changes to a subscriber."""
 ADAPTER_RESPONSE: Final = SpanDefinition(
     "forward", "response", _CONSUMER, (NONCE, WORKER), "process", True
 )
+"""A channel adapter forwards a response."""
 SESSION_CHANGES: Final = SpanDefinition(
     "send", "changes", _PRODUCER, (SESSION, REQUEST, LO, HI, MESSAGE_BYTES), "send", True
 )
+"""The session sends a batch of changes to its client."""
 CLIENT_CHANGES: Final = SpanDefinition(
     "receive", "changes", _CONSUMER, (REQUEST, LO, HI, MESSAGE_BYTES), "receive", True
 )
-"""The subscriber has a batch."""
+"""The client receives a batch of changes."""
 
 HOPS: Final[dict[str, SpanDefinition]] = {
     hop.name: hop
@@ -227,7 +234,7 @@ HOPS: Final[dict[str, SpanDefinition]] = {
 
 
 class ActorStatistics(msgspec.Struct, frozen=True):
-    """A live actor at one moment. Counts are of its whole life, restarts included."""
+    """Statistics of a live actor at one moment. Counts include the time before restarts."""
 
     path: str
     state: str
@@ -237,10 +244,16 @@ class ActorStatistics(msgspec.Struct, frozen=True):
     depth: int
     """Number of waiting messages."""
     depth_max: int
+    """Largest depth so far."""
     limit: int
+    """Bound of the mailbox."""
     senders_waiting: int
+    """Number of senders that wait for room."""
     received: int
+    """Number of messages taken from the mailbox."""
     busy_ms: float
-    """Time in handlers, their waits included."""
+    """Total time spent handling messages, including waits."""
     effects: int
+    """Number of running effects and pending timers."""
     crashes: int
+    """Number of crashes."""

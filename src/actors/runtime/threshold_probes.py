@@ -1,13 +1,11 @@
-"""Thresholds: every place where a setting decides which path runs by a size, a count or an age, and
-a count of how often each side was taken.
+"""Thresholds: the decisions that depend on a size, a count or an age, and how often each side ran.
 
-A path that only large data take is never taken by small tests. So each such decision names its
-threshold here, is made through it, and is counted: `docs/internals/testing.md` lists the counts of
-the last full test run, and a full run fails when a side was never taken. Tests draw small settings
-from their seed (`actors.testing.drawn_settings`), and ten rows take every path that ten million
-take.
+Small tests never take a path that only large data take. So each such decision is declared here,
+made through its threshold, and counted. `docs/internals/testing.md` lists the counts of the last
+full test run, and a full run fails if a side was never taken. Tests draw small settings from their
+seed (`actors.testing.drawn_settings`), so that ten rows take every path that ten million rows take.
 
-Counts are in memory, or, when the environment variable `COUNTS_VARIABLE` names a folder, in a
+Counts are kept in memory or, if the environment variable `COUNTS_VARIABLE` names a folder, in a
 mapped file of this process there.
 """
 
@@ -20,11 +18,11 @@ from typing import Final
 COUNTS_VARIABLE: Final = "THRESHOLD_COUNTS_DIR"
 COUNTS_SUFFIX: Final = ".counts"
 COUNT_BYTES: Final = 8
-"""Size of one count in a file, a native unsigned integer."""
+"""Size of a count in a file, which is a native unsigned integer."""
 
 
 class ThresholdProbe:
-    """A named decision. `within` and `beyond` say what happens on its two sides."""
+    """A named decision. `within` and `beyond` describe what happens on its two sides."""
 
     __slots__ = ("beyond", "name", "place", "within")
 
@@ -33,22 +31,22 @@ class ThresholdProbe:
         self.within: Final = within
         self.beyond: Final = beyond
         self.place: Final = 2 * len(THRESHOLDS)
-        """Index of its first count; the other side's is next to it."""
+        """Index of the count within; the count beyond follows it."""
         THRESHOLDS.append(self)
 
     def crossed(self, beyond: bool) -> bool:
-        """Count the side that is taken, and return whether it is the one beyond."""
+        """Count the side that is taken. Return `beyond` unchanged."""
         _counts[self.place + beyond] += 1
         return beyond
 
 
 class SettingThreshold(ThresholdProbe):
-    """A decision by a field of `Settings`, named `setting`."""
+    """A decision that depends on the field `setting` of `Settings`."""
 
     __slots__ = ("setting",)
 
     def __init__(self, setting: str, within: str, beyond: str, *, decision: str = "") -> None:
-        """Name the decision. `decision` tells apart several decisions by one setting."""
+        """Declare the decision. `decision` distinguishes several decisions by the same setting."""
         super().__init__(f"{setting}: {decision}" if decision else setting, within, beyond)
         self.setting: Final = setting
 
@@ -76,12 +74,12 @@ INLINE_COMPACTION: Final = SettingThreshold(
 )
 STATE_RELIEF: Final = SettingThreshold(
     "state_bytes_max",
-    "who appends goes on",
-    "who appends compacts the shard first",
+    "an append continues",
+    "an append compacts the shard first",
 )
 PART_COUNT: Final = SettingThreshold(
     "part_bytes_target",
-    "updates beyond a document are one part",
+    "updates outside the document are one part",
     "they are many parts",
 )
 COMPACTION_SPILL: Final = SettingThreshold(
@@ -93,22 +91,22 @@ COMPACTION_SPILL: Final = SettingThreshold(
 PART_LIST: Final = SettingThreshold(
     "part_list_parts_min",
     "the document describes a batch's parts",
-    "a part list in a blob does",
+    "a part list in a blob describes them",
 )
 PART_STATISTICS: Final = SettingThreshold(
     "part_statistics_bytes_max",
     "all columns of a part have statistics",
-    "the longest ones are left out",
+    "the longest statistics are left out",
 )
 DECODED_ROOM: Final = SettingThreshold(
     "decoded_parts_bytes_max",
-    "a decoded part is kept",
-    "a decoded part is too large to be kept",
+    "a decoded part is cached",
+    "a decoded part is too large for the cache",
 )
 DECODED_EVICTION: Final = SettingThreshold(
     "decoded_parts_bytes_max",
-    "all decoded parts stay",
-    "the oldest are let go",
+    "all decoded parts stay in the cache",
+    "the oldest are evicted",
     decision="eviction",
 )
 BATCH_COUNT: Final = SettingThreshold(
@@ -118,32 +116,30 @@ BATCH_COUNT: Final = SettingThreshold(
 )
 FILTER_AUDIT: Final = SettingThreshold(
     "filter_audit_one_in",
-    "a part that the filter leaves out is read, to prove the filter",
+    "a part that the filter skips is read to verify the filter",
     "it is not read",
 )
 BUCKET_PIECE: Final = ThresholdProbe(
-    "bucket object written",  # S3 takes no piece that is much smaller, so this is no setting
-    "an object of a bucket is written by one request",
+    "bucket object written",  # not a setting, because S3 requires pieces of about this size
+    "a bucket object is written by one request",
     "it is written in pieces",
 )
 BUCKET_READ: Final = ThresholdProbe(
     "bucket object read",
-    "an object of a bucket is read by one request",
+    "a bucket object is read by one request",
     "it is read in pieces",
 )
-
-# -- rows and arrangements -------------------------------------------------------------------------
 
 # -- dataflows -------------------------------------------------------------------------------------
 
 HYDRATION_CHUNK: Final = SettingThreshold(
     "hydration_chunk_bytes",
-    "the first contents of an additive view are computed at once",
-    "they are computed in chunks",
+    "an additive view is hydrated in one go",
+    "it is hydrated in chunks",
 )
 HYDRATION_QUEUE: Final = SettingThreshold(
     "hydrations_max",
-    "a dataflow reads its first contents at once",
+    "a dataflow hydrates immediately",
     "it waits, suspended",
 )
 ENGINE_INPUT: Final = SettingThreshold(
@@ -159,33 +155,33 @@ ENGINE_ANSWER: Final = SettingThreshold(
 )
 TOUCHED_ROWS: Final = SettingThreshold(
     "lookup_rows_max",
-    "rows that a step touches are looked up",
+    "the rows that a step touches are looked up",
     "the shard is scanned in Spark",
 )
 STEP_PAIRS: Final = SettingThreshold(
     "step_pairs_max",
-    "the changes of a step's times meet few rows",
-    "they make too many pairs: the step is halved",
+    "the changes of a step match few rows",
+    "they form too many pairs, so the step is halved",
 )
 DUE_BYTES: Final = SettingThreshold(
     "inflight_bytes_per_dataflow_max",
-    "what comes due in a step fits into it",
+    "the rows that come due in a step fit",
     "the step is halved",
     decision="due",
 )
 EAGER_ROWS: Final = SettingThreshold(
     "eager_aggregation_rows_min",
     "the rows of a side of a join are joined, then summed",
-    "they are summed first, by the key of the join",
+    "they are summed before the join, by its key",
 )
 HIDDEN_ROWS: Final = SettingThreshold(
     "hidden_rows_whole_max",
-    "hidden aggregate state goes into a step whole",
+    "hidden aggregate state is read in full by a step",
     "it is looked up by key",
 )
 STEP_BUDGET: Final = SettingThreshold(
     "inflight_bytes_per_dataflow_max",
-    "a step goes as far as its inputs are described",
+    "a step extends to the described end of its inputs",
     "it ends where its parts exceed the budget",
 )
 STEP_ROWS: Final = SettingThreshold(
@@ -196,7 +192,7 @@ STEP_ROWS: Final = SettingThreshold(
 )
 FETCH_BUDGET: Final = SettingThreshold(
     "inflight_bytes_per_dataflow_max",
-    "a part is fetched beside others",
+    "a part is fetched concurrently with others",
     "it waits for them",
     decision="fetches",
 )
@@ -208,29 +204,29 @@ LISTEN_CREDIT: Final = SettingThreshold(
 )
 LISTEN_JOIN: Final = SettingThreshold(
     "inflight_bytes_per_dataflow_max",
-    "a batch that waits is described with the one before it",
-    "it is described alone",
+    "a waiting batch is described together with the one before it",
+    "it is described separately",
     decision="joined",
 )
 DESCRIBED: Final = SettingThreshold(
     "described_in_flight_max",
     "a description is sent ahead of the grants",
-    "it waits, since so many are unanswered",
+    "it waits, because too many are unanswered",
 )
 FETCHES: Final = SettingThreshold(
     "fetches_in_flight_max",
-    "a part is fetched at once",
-    "it waits, since so many are being fetched",
+    "a part is fetched immediately",
+    "it waits, because too many are being fetched",
 )
 FILLING_GAP: Final = SettingThreshold(
     "inflight_bytes_per_dataflow_max",
-    "what an arrangement lacks is read from the shard",
-    "the arrangement is given up for a new one",
+    "the missing part of an arrangement is read from the shard",
+    "the arrangement is replaced by a new one",
     decision="gap",
 )
 ARRANGEMENT_LAG: Final = SettingThreshold(
     "arrangement_lag_bytes_max",
-    "a laggard stays a user of the shared arrangement",
+    "a lagging user stays on the shared arrangement",
     "it is detached from it",
 )
 
@@ -239,22 +235,22 @@ ARRANGEMENT_LAG: Final = SettingThreshold(
 INLINE_ANSWER: Final = SettingThreshold(
     "inline_bytes_max",
     "an answer goes to the client inline",
-    "it goes by the stash",
+    "it goes through the stash",
 )
 SUBSCRIBED_BATCH: Final = SettingThreshold(
     "result_bytes_max",
     "a batch of a subscribe goes inline",
-    "it goes by the stash",
+    "it goes through the stash",
 )
 SUBSCRIBE_ROOM: Final = SettingThreshold(
     "subscribe_inflight_bytes_max",
-    "a subscriber is sent what comes",
-    "it waits for the subscriber to take some",
+    "changes are sent to a subscriber",
+    "they wait until the subscriber has accepted some",
 )
 QUERY_ANSWER: Final = SettingThreshold(
     "inline_bytes_max",
     "a query's rows go inline",
-    "they go by the stash",
+    "they go through the stash",
     decision="queries",
 )
 
@@ -268,21 +264,21 @@ COLLECTED: Final = SettingThreshold(
 PLAN_NODES: Final = SettingThreshold(
     "engine_plan_nodes_max",
     "strata run as one statement",
-    "they run in pieces",
+    "they run as several statements",
 )
 SLOT_BYTES: Final = SettingThreshold(
     "prepared_slot_bytes_max",
     "a step's rows fit a prepared plan's slots",
-    "the step is planned anew",
+    "the step is planned from scratch",
 )
 PREPARED_PLANS: Final = SettingThreshold(
     "prepared_plans_max",
-    "a prepared plan finds room",
+    "there is room for a prepared plan",
     "the oldest is dropped for it",
 )
 PREPARED_EACH: Final = SettingThreshold(
     "prepared_plans_per_dataflow_max",
-    "one more plan of a dataflow is kept",
+    "another plan of a dataflow is kept",
     "its oldest is dropped for it",
 )
 
@@ -290,17 +286,17 @@ PREPARED_EACH: Final = SettingThreshold(
 
 TRANSACTION_BYTES: Final = SettingThreshold(
     "source_inflight_bytes_max",
-    "a transaction's rows are gathered",
+    "a transaction's rows are kept in memory",
     "they are written as parts before it ends",
 )
 LISTED_FILES: Final = ThresholdProbe(
-    "files that a listing remembers",  # what is forgotten decides what is new: no setting
-    "all files that were taken are remembered",
+    "files that a listing remembers",  # not a setting, because it decides which files are new
+    "all files read so far are remembered",
     "the oldest are forgotten",
 )
 SINK_COMMIT: Final = SettingThreshold(
     "sink_bytes_max",
-    "a sink commits all changes that are there",
+    "a sink commits all available changes",
     "it commits some of them",
 )
 
@@ -308,20 +304,22 @@ _counts: memoryview[int] | list[int] = [0] * (2 * len(THRESHOLDS))
 
 
 def counts() -> list[int]:
-    """Return a copy of this process's counts, two for each threshold: within, beyond."""
+    """Return a copy of this process's counts, two for each threshold: within and beyond."""
     return list(_counts)
 
 
 def count_into(folder: str) -> None:
-    """Count from now on into a new file of this process in `folder`, what was counted so far
-    included. Raises `OSError` when there can be none."""
+    """Count into a new file in `folder` from now on, and copy the counts so far into it.
+
+    Raises `OSError` if the file cannot be created.
+    """
     global _counts
     name = f"{os.getpid()}-{os.urandom(6).hex()}{COUNTS_SUFFIX}"
     size = COUNT_BYTES * 2 * len(THRESHOLDS)
     file = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.ftruncate(file, size)
-        # Mapped: a process that is killed leaves its counts behind, too.
+        # Mapped, so that the counts of a killed process are kept as well.
         mapped = memoryview(mmap.mmap(file, size)).cast("Q")
     finally:
         os.close(file)

@@ -1,13 +1,13 @@
-"""Aggregates of the in-memory engine: Spark's results over rows with weights.
+"""Aggregates of the in-memory engine: computes Spark's results over rows with weights.
 
 `compile_aggregates` turns the text of an expression over aggregates (``max(x)``, ``count(DISTINCT
-x)``, ``sum(x) FILTER (WHERE p)``) into its Spark type and a function of a group's weighted rows;
-also ``aggregate`` over collected values, as sums of floats are written. `aggregate_type` is the
-typing alone, for `analysis`.
+x)``, ``sum(x) FILTER (WHERE p)``) into its Spark type and a function of a group's weighted rows. It
+also accepts ``aggregate`` over collected values, the form in which sums of floats are written.
+`aggregate_type` only determines the type, for `analysis`.
 
-Rules: a row of weight w counts w times; NULL arguments, and rows whose FILTER is not true, are
-skipped; an aggregate of no values is NULL, but count is 0. Sums of integers overflow as bigint does
-in ANSI mode; decimal averages have Spark's scale, rounded half up; NaN is the greatest value. Rows
+Rules: a row of weight w counts w times; NULL arguments and rows whose FILTER is not true are
+skipped; an aggregate of no values is NULL, but count is 0. Integer sums overflow as bigint does in
+ANSI mode; decimal averages have Spark's scale, rounded half up; NaN is the greatest value. Rows
 have no order: ``first`` returns the value of any row.
 """
 
@@ -80,7 +80,7 @@ def aggregate_type(tree: Any, argument: str) -> str:
 def compile_aggregates(text: str, columns: Columns) -> tuple[str, GroupFunction]:
     """Return (type, function of a group's rows) of an expression over aggregates.
 
-    Raises `QueryRejected` for what the subset lacks.
+    Raises `QueryRejected` for anything outside the supported subset.
     """
     made: list[tuple[str, GroupFunction]] = []
     names: dict[str, tuple[int, str]] = {}
@@ -99,7 +99,7 @@ def compile_aggregates(text: str, columns: Columns) -> tuple[str, GroupFunction]
 
 
 class _LazyValues(Sequence[Any]):
-    """A group's aggregates, each computed when it is indexed: one behind a CASE may raise."""
+    """A group's aggregates, each computed only when it is indexed: one inside a CASE may raise."""
 
     def __init__(self, functions: list[GroupFunction], rows: Weighted) -> None:
         self._functions = functions
@@ -113,7 +113,7 @@ class _LazyValues(Sequence[Any]):
 
 
 def with_canonical_names(node: Any) -> Any:
-    """Return an aggregate that has several names under one of them, for `transform`."""
+    """Return an aggregate that has several names under its canonical name, for `transform`."""
     if isinstance(node, exp.Any):
         return exp.LogicalOr(this=node.this)
     if isinstance(node, exp.Anonymous) and node.name.lower() in _SYNONYMS:
@@ -148,8 +148,8 @@ def _one(tree: Any, columns: Columns) -> tuple[str, GroupFunction]:
 
 
 def _fold(tree: Any, columns: Columns) -> tuple[str, GroupFunction]:
-    """Return the sum of sorted collected values (``aggregate``), or, if it begins with a struct of
-    a mean ``m`` and ``q``, the sum of the squares of their distances to the mean."""
+    """Return the sum of sorted collected values (``aggregate``), or, if it starts with a struct of
+    a mean ``m`` and ``q``, the sum of their squared distances from the mean."""
     gathered = tree.this.this
     distinct = isinstance(gathered, exp.ArrayUniqueAgg)
     _, function = compile_expression(gathered.this, columns)
@@ -191,7 +191,7 @@ def _distinct(values: Values) -> Values:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value as it compares: one NaN, one zero."""
+    """Return the value in the form in which it is compared: a single NaN, a single zero."""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value + 0.0
     return value

@@ -1,11 +1,11 @@
-"""A small typer over sqlglot trees, and the plans of `actors.testing.parsed`: answers the engine's
-`AnalyzeStatement` without Spark.
+"""Types queries without Spark: answers the engine's `AnalyzeStatement` from sqlglot trees and the
+plans of `actors.testing.parsed`.
 
-It returns what Spark's analysis returns for the queries of tests: names, types, nullability
-(columns, counts and literals; all else may be NULL) of SELECT with joins, derived tables,
-groupings, set operators, windows and subqueries. Unknown names, aggregates in WHERE and functions
-outside the subset raise `QueryRejected`. Names of unnamed columns are the text, as Spark nearly has
-it. It checks no more than that: Spark rejects many queries that this accepts.
+For the queries that tests use, it returns what Spark's analysis returns: names, types and
+nullability (exact for columns, counts and literals; anything else may be NULL) of SELECT with
+joins, derived tables, groupings, set operators, windows and subqueries. Unknown names, aggregates
+in WHERE and functions outside the subset raise `QueryRejected`. An unnamed column gets its text as
+name, nearly as in Spark. It checks no more than that: Spark rejects many queries that this accepts.
 """
 
 from __future__ import annotations
@@ -49,18 +49,21 @@ _RANKS: Final = ("rank", "denserank", "ntile", "rownumber")
 
 
 class AnalysisScope(msgspec.Struct):
-    """Columns that a SELECT's expressions may name: lower-cased name (and alias.name)."""
+    """Columns that a SELECT's expressions may name, by lower-cased name and alias.name."""
 
     columns: dict[str, TableColumn] = {}
+    """Columns by name and by alias.name."""
     ambiguous: set[str] = set()
+    """Names that several sources have."""
     tables: dict[str, tuple[TableColumn, ...]] = {}
     """Columns that ``*`` expands to, by source."""
     merged: dict[str, TableColumn] = {}
-    """Columns of USING, which ``*`` names first."""
+    """Columns of USING, which ``*`` lists first."""
     nullable: bool = False
+    """True if all columns may be NULL, as on the padded side of an outer join."""
 
     def add(self, alias: str, columns: tuple[TableColumn, ...], shared: set[str]) -> None:
-        """Add a source; columns in `shared` (USING) are not ambiguous."""
+        """Add a source. Columns in `shared` (USING) are not ambiguous."""
         self.tables[alias] = tuple(c for c in columns if c.name.lower() not in shared)
         for column in columns:
             low = column.name.lower()
@@ -88,12 +91,12 @@ _WIDE_COUNT: Final = re.compile(
     r"\b(?:LIMIT|OFFSET)\s+\(*\s*(?:-?[0-9]+[LSY]|CAST\(NULL AS (?:bigint|smallint)\))",
     re.IGNORECASE,
 )
-"""A number of rows that is no int, which Spark refuses."""
+"""Matches a number of rows that is not an int, which Spark refuses."""
 
 
 def analyzed(job: AnalyzeStatement) -> QueryAnalyzed:
     """Return the answer to an `AnalyzeStatement`. Raises `QueryRejected`, and `AccessDenied` for a
-    function that a restricted one may not call."""
+    function that a restricted statement may not call."""
     if job.restricted:
         _check_functions(job.sql)
     tables = dict(job.tables)
@@ -113,7 +116,8 @@ def analyzed(job: AnalyzeStatement) -> QueryAnalyzed:
 
 
 def _check_functions(sql: str) -> None:
-    # Those that sqlglot knows are none of these. What is not one query is refused later.
+    # Functions that sqlglot knows never reach other systems. A text that is not a single query is
+    # refused later.
     with suppress(SqlglotError):
         for call in sqlglot.parse_one(sql, dialect="spark").find_all(exp.Anonymous):
             if call.name.lower() in REFUSED_NAMES:
@@ -121,7 +125,7 @@ def _check_functions(sql: str) -> None:
 
 
 def parsed(job: ParseText) -> StatementParsed:
-    """Return the answer to a `ParseText`, about as Spark's parser finds it. Raises
+    """Return the answer to a `ParseText`, approximately as Spark's parser would. Raises
     `QueryRejected`."""
     try:
         tree = sqlglot.parse_one(job.sql, dialect="spark")
@@ -164,11 +168,11 @@ def _translated(
     except QueryRejected as why:
         return ParsedTranslation(None, f"an expression that is not a scalar of the query: {why}")
     except (SqlglotError, RecursionError, LookupError) as error:
-        return ParsedTranslation(None, f"a text that resolving fails on ({type(error).__name__})")
+        return ParsedTranslation(None, f"a query that cannot be resolved ({type(error).__name__})")
 
 
 class ParsedTranslation(QueryTranslation, frozen=True):
-    """A plan made by the parser, without Spark; for some queries it differs from Spark's plan."""
+    """A plan made by the parser, without Spark. For some queries it differs from Spark's plan."""
 
 
 class _Typer:
@@ -229,7 +233,7 @@ class _Typer:
             made = self._project(item, scope)
             outputs += made
             for column in made:
-                # Later names of the list, GROUP BY and HAVING may refer to an alias.
+                # Later items of the list, GROUP BY and HAVING may refer to an alias.
                 scope.columns.setdefault(column.name.lower(), column)
         having = tree.args.get("having")
         if having is not None:

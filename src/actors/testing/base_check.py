@@ -1,24 +1,23 @@
-"""Checks a view script over a base: many further rows that its tables hold from the start.
+"""Checks a view script over a base: many additional rows that its tables hold from the start.
 
-Theory of operation. The views live as real dataflows on real shards (`stage`), in files. The base
-(`base_rows`) is written with the changes of the first time, so that first contents are computed of
-it, and is deleted at the last time together with all other rows. In between come the script's own
-changes, in up to two groups, cut at random, with compaction and one restart. At the last time of
-each group a view is compared with plain Spark: one job runs the view's own text over its tables and
-subtracts the contents of the view's shard, so that only differing rows are returned, however large
-both are. Tables are given to the job from the generated rows, not from the shards; views that are
-read by others are given as their shards hold them, which was compared before. A base that is to
-*stay* is not deleted, and its views are compared once, after all changes: that is a third of the
-work.
+Theory of operation. The views run as real dataflows on real shards (`stage`), in files. The base
+(`base_rows`) is written together with the changes of the first time, so that the first contents are
+computed from it, and is deleted at the last time with all other rows. In between come the script's
+own changes, cut at random into up to two groups, with compaction and one restart. At the last time
+of each group a view is compared with plain Spark: one job runs the view's own text over its tables
+and subtracts the contents of the view's shard, so that only differing rows are returned, however
+large both are. The job reads tables from the generated rows, not from the shards; views that other
+views read are taken from their shards, which were compared before. If the base is to *stay*, it is
+not deleted, and its views are compared once, after all changes: that is a third of the work.
 
 Rules
-- The base lies as far from the script's values as the views bear (`base_rows.RANGES`): the first
-  range in which no text raises that does not raise without it, found on a sample.
+- The base is as far from the script's values as the views tolerate (`base_rows.RANGES`): the first
+  range in which no query raises that does not also raise without it, as found on a sample.
 - A join of N rows may return many more: the base is cut to the size whose answers, extrapolated
   from one sample to another, fit `OUTPUT_ROWS_MAX`, and the result says so.
-- *Error or equal* holds as without a base. Windows of expected errors are not checked: several
-  times share a step. A view that Spark leaves free to choose is compared with one such choice, and
-  reported as not checked where they differ.
+- *Error or equal* holds as without a base. Windows of expected errors are not checked, since
+  several times share a step. A view for which Spark may choose among rows is compared with one such
+  choice, and reported as not checked where they differ.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from actors.runtime.kernel import ActorAddress, SystemClock
 from actors.runtime.settings import Settings
 from actors.testing.base_rows import RANGES, UnmakeableTable, base_rows, script_values
 from actors.testing.check_stores import check_stores
-from actors.testing.checking import LIVE_SETTINGS, CheckedScript, CheckPlace
+from actors.testing.checking import DATAFLOW_SETTINGS, CheckedScript, CheckPlace
 from actors.testing.engine import table_of
 from actors.testing.maintain import accumulated, updates_of, weighted
 from actors.testing.nodes import NodeRelation
@@ -58,22 +57,22 @@ from actors.testing.reference import text_at
 from actors.testing.stage import ScriptStage, shard_name
 
 SAMPLES: Final = {"far": (500, 4_000), "near": (500, 4_000), "own": (40, 160)}
-"""Rows per table with which the views' answers are sampled before the base is made. The script's
-`own` values are few, so that few rows already join to many."""
+"""Rows per table for sampling the views' answers before the base is made. The script has few `own`
+values, so even few rows join to many."""
 OUTPUT_ROWS_MAX: Final = 1_000_000
 CROSSED_ROWS_MAX: Final = 1_000
 """Most rows per table of a base whose rows are compared pair by pair (a join without an
 equality)."""
 COMPARED_ROWS_MAX: Final = 2_000
-"""Most differing rows that are compared one by one."""
+"""Most differing rows to compare one by one."""
 WAIT_SECONDS: Final = 900.0
 
 
 async def check_with_base(
     checked: CheckedScript, place: CheckPlace, rows: int, seed: str, *, stays: bool = False
 ) -> None:
-    """Run the script's views over a base, which `stays` or is deleted at the last time, and note
-    any difference. Raise errors of the engine and the stores that are not retryable."""
+    """Run the script's views over a base, which `stays` or is deleted at the last time, and record
+    any difference. Raises errors of the engine and the stores that cannot be retried."""
     plans = checked.plans
     crossing: set[str] = set()
     for name, plan in plans.items():
@@ -90,8 +89,8 @@ async def check_with_base(
 
 
 def _three_groups(times: Sequence[int], choose: random.Random, *, stays: bool) -> list[list[int]]:
-    """Return the times in up to three groups: the last alone, the others cut anywhere. Without the
-    last one, where the base stays, both others have a time if there are two."""
+    """Return the times in up to three groups: the last time alone, the others cut anywhere. If the
+    base stays and there are two times, both other groups have one."""
     changing = times[:-1]
     cut = choose.randint(1, max(1, len(changing) - stays))
     last = [] if stays else [times[-1]]
@@ -99,11 +98,12 @@ def _three_groups(times: Sequence[int], choose: random.Random, *, stays: bool) -
     return [group for group in groups if group]
 
 
-def _borne(sample: int, size: int, power: float) -> int:
-    """Return how many rows per table make an answer of `OUTPUT_ROWS_MAX`, if `sample` make one of
-    `size` that grows with a power of them; for an answer that hardly grows, very many.
+def _tolerable_rows(sample: int, size: int, power: float) -> int:
+    """Return the number of rows per table that give an answer of `OUTPUT_ROWS_MAX`, if `sample`
+    rows give one of `size` that grows with a power of them. If the answer hardly grows, the number
+    is very large.
 
-    >>> _borne(100, 10_000, 2.0), _borne(100, 110, 0.001)
+    >>> _tolerable_rows(100, 10_000, 2.0), _tolerable_rows(100, 110, 0.001)
     (1000, 48516519541)
     """
     return round(sample * math.exp(min(20.0, math.log(OUTPUT_ROWS_MAX / size) / power)))
@@ -141,21 +141,28 @@ class BaseCheck:
             executor, place.system.clock, place.settings, self._scratch, f"base-{seed}"
         )
         self._first, self._end = checked.times[0], checked.times[-1]
+        """First and last time of the script."""
         self._jobs = 0
+        """Number of jobs and readers so far, used in their names."""
         self._reach = RANGES[0]
+        """Distance of the base's values from the script's, chosen by `choose`."""
         self._base: dict[str, pa.Table] = {}
+        """Generated rows by table."""
         self._files: dict[str, str] = {}
+        """Paths of the generated rows' files, by table."""
         self._groups: list[list[int]] = []
+        """Times that are written together."""
         self._restarts = True
+        """True if the dataflows restart after one of the groups."""
         self.reads: dict[str, list[int]] = {name: [] for name in plans}
-        """Rows of state that lookups returned in the last step of each group; -1: the view was
-        computed whole."""
+        """Rows of state that lookups returned in the last step of each group; -1 if the view was
+        computed in full."""
 
     # -- the base ---------------------------------------------------------------------------------
 
     async def choose(self, rows: int, wanted: int) -> None:
-        """Make the base: `rows` rows per table, or as many as the views bear; note it in the views'
-        results if these are fewer than `wanted`."""
+        """Make the base: `rows` rows per table, or as many as the views tolerate. If these are
+        fewer than `wanted`, say so in the views' results."""
         raising = {name for name, count in (await self._answers(0)).items() if count is None}
         best: tuple[int, int] | None = None
         sizes: dict[str, int | None] = {}
@@ -169,7 +176,7 @@ class BaseCheck:
                 break
         assert best is not None
         self._reach = RANGES[best[1]]
-        count = await self._bearable(rows, sizes)
+        count = await self._rows_tolerated(rows, sizes)
         self._base = self._make(count)
         await self._place.system.clock.run_blocking(self._write)
         if count < wanted:
@@ -179,7 +186,7 @@ class BaseCheck:
     async def take(
         self, base: Mapping[str, pa.Table], groups: Sequence[Sequence[int]], *, restart: bool = True
     ) -> None:
-        """Use these updates of the first time, one table each, in place of made-up rows; write the
+        """Use these updates of the first time, one table each, instead of generated rows. Write the
         times in these groups, and restart after one of them if `restart`."""
         self._base = dict(base)
         self._restarts = restart
@@ -207,7 +214,7 @@ class BaseCheck:
             self._files[name] = str(path)
 
     async def _answers(self, count: int) -> dict[str, int | None]:
-        """Return how many rows each view has at the first time over `count` rows per table; None:
+        """Return how many rows each view has at the first time over `count` rows per table; None if
         it raises, or reads a view that raises."""
         made = self._make(count) if count else {}
         sizes: dict[str, int | None] = {}
@@ -231,21 +238,21 @@ class BaseCheck:
                 answers[name] = _inline(plan.output, [found.rows])
         return sizes
 
-    async def _bearable(self, rows: int, small: Mapping[str, int | None]) -> int:
-        """Return how many rows per table the views bear."""
+    async def _rows_tolerated(self, rows: int, small: Mapping[str, int | None]) -> int:
+        """Return how many rows per table the views tolerate."""
         first, second = SAMPLES[self._reach]
         if rows <= first:
             return rows
         for size in small.values():
             if size and size > first * 20:  # rows multiply: the second sample would be too large
-                rows = min(rows, _borne(first, size, math.log(size, first)))
+                rows = min(rows, _tolerable_rows(first, size, math.log(size, first)))
         if rows <= second:
             return rows
         large = await self._answers(second)
         for name, size in large.items():
             power = math.log((size or 1) / max(1, small[name] or 1), second / first)
             if size and power > 0:
-                rows = min(rows, _borne(second, size, power))
+                rows = min(rows, _tolerable_rows(second, size, power))
         return rows
 
     # -- the run ----------------------------------------------------------------------------------
@@ -253,7 +260,7 @@ class BaseCheck:
     async def run(self) -> None:
         """Hydrate, write in groups, compact, restart, and compare."""
         checked, place = self._checked, self._place
-        settings = msgspec.structs.replace(place.settings, **LIVE_SETTINGS)
+        settings = msgspec.structs.replace(place.settings, **DATAFLOW_SETTINGS)
         blob = FileBlob(self._scratch / "blob", SystemClock())
         await blob.prepare()
         try:
@@ -303,8 +310,8 @@ class BaseCheck:
             lo = hi
 
     def _large(self, lo: int, hi: int) -> dict[str, list[pa.Table]]:
-        """Return the updates of the base that belong to an interval of times: insertions at the
-        first time, retractions at the last."""
+        """Return the updates of the base in an interval of times: insertions at the first time,
+        retractions at the last."""
         made: dict[str, list[pa.Table]] = {name: [] for name in self._base}
         for name, table in self._base.items():
             if lo <= self._first < hi:
@@ -328,7 +335,7 @@ class BaseCheck:
                     if not isinstance(held, str):
                         tables.append((read, held))
                 if len(tables) < len(plan.inputs):
-                    continue  # one of them is in error
+                    continue  # one of its inputs is in error
                 old = await self._held(opened, stage, name, plan.output, time)
                 try:
                     rows = None if isinstance(old, str) else old
@@ -344,7 +351,7 @@ class BaseCheck:
             determined = self._checked.script.determined
             free = nondeterminism_of(plan.sql).kind != "none" or is_approximate(plan.sql)
             if wrong and not determined and free:
-                self._checked.note(name, "not checked: Spark is free to choose among many rows")
+                self._checked.note(name, "not checked: Spark may choose among many rows")
             elif wrong:
                 row, weight = wrong[0]
                 self._checked.note_wrong(
@@ -356,7 +363,7 @@ class BaseCheck:
     async def _held(
         self, opened: AsyncExitStack, stage: ScriptStage, view: str, schema: TableSchema, time: int
     ) -> JobRows | str:
-        """Return the contents of a view's shard, or the error that it is in."""
+        """Return the contents of a view's shard, or the error that it holds."""
         self._jobs += 1
         reader = f"compare-{self._jobs}"
         found = await opened.enter_async_context(
@@ -365,7 +372,7 @@ class BaseCheck:
         return found.errors[0] if found.errors else found.rows
 
     def _table(self, name: str, schema: TableSchema, time: int) -> JobRows:
-        """Return a table's rows at a time: the base's file, and the script's own."""
+        """Return a table's rows at a time: the base's file and the script's own rows."""
         own = _inline(schema, [self._own_rows(name, schema, time)])
         if time >= self._end or not self._base[name].num_rows:
             return own
@@ -412,8 +419,8 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def unexplained(delta: pa.Table, schema: TableSchema) -> list[tuple[tuple[Any, ...], int]]:
-    """Return rows of a difference that no rounding of floats explains, with how often they are
-    missing; if there are many, only the first `COMPARED_ROWS_MAX` are compared."""
+    """Return the rows of a difference that float rounding does not explain, each with how often it
+    is missing. If there are many, only the first `COMPARED_ROWS_MAX` are compared."""
     if not delta.num_rows:
         return []
     floats = [
@@ -436,8 +443,8 @@ def unexplained(delta: pa.Table, schema: TableSchema) -> list[tuple[tuple[Any, .
 def _close_rows(
     missing: pa.Table, added: pa.Table, schema: TableSchema, floats: Sequence[str]
 ) -> tuple[pa.Array, pa.Array]:
-    """Return masks of the rows of either table that have no close row in the same place, both being
-    sorted."""
+    """Return masks of the rows of either table without a close row in the same position. Both
+    tables are sorted."""
     exact = [name for name in schema.names if name not in floats]
     order = [(name, "ascending") for name in (*exact, *floats)]
     places = [np.asarray(pc.sort_indices(table, sort_keys=order)) for table in (missing, added)]

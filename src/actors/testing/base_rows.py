@@ -1,15 +1,14 @@
-"""Base rows: many rows that a script's tables hold before its changes come.
+"""Base rows: many rows that a script's tables hold before its changes.
 
 `base_rows` makes N rows of one table from a seed, as Arrow, without a Python object per row. A few
 rows take each column's value from the script's values, so that they meet the script's keys in joins
-and groups; all others take values beyond the script's, about two rows per value. NULLs stand where
-a column may hold them, some rows come twice, and columns of a PRIMARY KEY are unique and never
-NULL.
+and groups; all others take values beyond the script's, about two rows per value. Nullable columns
+contain NULLs, some rows occur twice, and columns of a PRIMARY KEY are unique and never NULL.
 
-Rules: the distance of values from the script's own is a *range*, tried from the widest on, as a
-query that raises under ANSI rules would check nothing (`RANGES`): sums and products of `near`
-values fit their types; `own` rows hold nothing but the script's values. Types of which no value can
-be made up (nested ones, texts of a bounded length) take the script's values alone.
+Rules: the distance of values from the script's own is a *range*; ranges are tried from the widest
+on, since a query that raises under ANSI rules would check nothing (`RANGES`). Sums and products of
+`near` values fit their types; `own` rows contain only the script's values. Types for which no value
+can be made up (nested ones, strings of bounded length) use only the script's values.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ _INTEGERS: Final[dict[str, tuple[int, int]]] = {
     "tinyint": (20, 100), "smallint": (100, 10_000), "int": (1_000, 1 << 30),
     "bigint": (1_000, 1 << 40),
 }  # fmt: skip
-"""Integer types → the least value beyond the script's, and how many there may be."""
+"""Integer types → the least value beyond the script's, and how many there are."""
 
 
 class UnmakeableTable(Exception):
-    """Raised for a table whose rows cannot be made up: its key has too few values."""
+    """Raised for a table whose rows cannot be made up because its key has too few values."""
 
 
 def script_values(schema: TableSchema, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
@@ -61,7 +60,7 @@ def base_rows(
     seed: str,
     time: int,
 ) -> pa.Table:
-    """Return `count` updates at a time, as the script's table holds them. Raises
+    """Return `count` updates at a time, in the form of the script's table. Raises
     `UnmakeableTable`."""
     random = np.random.default_rng(list(seed.encode()))
     arrays = [
@@ -132,7 +131,7 @@ def _beyond(column: TableColumn, numbers: np.ndarray[Any, Any]) -> pa.Array | No
             return None
         whole = 10 ** min(digits, 9)
         made = pa.array(whole // 10 + numbers % (whole - whole // 10))
-        scale = min(wanted.scale, 19)  # a bigint has 19 digits before it
+        scale = min(wanted.scale, 19)  # a bigint has 19 digits before the point
         return made.cast(pa.decimal128(19 + scale, scale)).cast(wanted)
     if kind in ("string", "binary"):
         texts = pa.array(numbers).cast(pa.string())

@@ -1,8 +1,8 @@
 """Stores in which `check-views` keeps the shards of one script.
 
-Documents are in memory. Blobs are where the caller says, unless the setting `blob_url` names a
-place: then they are there, below a folder of their own, as a service's would be, and a Spark on
-other machines reads and writes them. They are deleted at the end.
+Documents are in memory. Blobs are where the caller says, unless the setting `blob_url` is set: then
+they are there, in a folder of their own, as a service's would be, and a Spark on other machines
+reads and writes them. They are deleted at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actors.runtime.settings import Settings
 async def check_stores(
     settings: Settings, otherwise: Callable[[], BlobStore]
 ) -> AsyncIterator[PersistClient]:
-    """Yield a client over fresh stores; `otherwise` makes the blob store if `blob_url` names none.
+    """Yield a client over new stores. `otherwise` makes the blob store if `blob_url` is not set.
 
     Raises `StorageError`, `InvalidUsage`.
     """

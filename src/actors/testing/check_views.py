@@ -1,9 +1,9 @@
-"""`penstock check-views`: runs view scripts through compiler and engine, and compares.
+"""`penstock check-views`: runs view scripts through compiler and engine, and compares the results.
 
-`checking` says what is checked of a script; here scripts are found and read, run one after the
-other on one engine, and reported: a line per view, a progress bar on a terminal, a summary, JSON
-when asked for. In a seeded sample of the scripts the engine is killed with SIGKILL while it works;
-it recovers by itself, which costs seconds.
+`checking` defines how a script is checked. This module finds and reads the scripts, runs them one
+after the other on one engine, and reports: a line per view, a progress bar on a terminal, a
+summary, and JSON on request. In a seeded sample of the scripts the engine is killed with SIGKILL
+while it works; its automatic recovery takes seconds.
 """
 
 from __future__ import annotations
@@ -42,30 +42,31 @@ from actors.testing.drawn_settings import (
 from actors.testing.view_scripts import ViewScript, for_release, parse_script
 
 Show: TypeAlias = Callable[[ViewResult, int, int], None]
-"""Callback with each result, the number of views done, and the number of views."""
+"""Called with each result, the number of views done, and the number of all views."""
 Judge: TypeAlias = Callable[[CheckedScript], Awaitable[list[ViewResult]]]
-"""Judges a script, in place of `CheckedScript.run`."""
+"""Checks a script, instead of `CheckedScript.run`."""
 
 KILL_FROM: Final = 10
-"""Fewest scripts with which the engine is killed: a new engine takes longer than fewer of them
-do."""
+"""Fewest scripts for which the engine is killed: with fewer, a new engine takes longer than all of
+them."""
 KILL_EVERY: Final = 50
 SMALL_RESERVES: Final = (1, 1, 2, 5)
 """Scripts have too few rows to use up a limit's reserve of any other size."""
 SCRIPTS_FEW: Final = 20
-"""Over more scripts than this the JVM's second compiler pays."""
+"""Most scripts for which the JVM's second compiler does not pay off."""
 PREPARED_EVERY: Final = 4
-"""One of so many seeds of made-up views executes prepared plans of steps repeatedly."""
+"""One in this many seeds of generated views executes prepared plans of steps repeatedly."""
 
 
 class CheckReport(msgspec.Struct):
     """Results of all views."""
 
     views: list[ViewResult] = []
+    """One result per view, in the order in which they were checked."""
 
     @property
     def ok(self) -> bool:
-        """Return whether no view is wrong and every expectation held."""
+        """Return whether no view is wrong and every expectation was met."""
         return not any(view.verdict == "WRONG" or view.failed for view in self.views)
 
     def summary(self) -> str:
@@ -88,15 +89,15 @@ class CheckCommand(msgspec.Struct, frozen=True):
     seed: int = 0
     json: Path | None = None
     base: int = 0
-    """Number of further rows in each of a script's tables."""
+    """Number of additional rows in each of a script's tables."""
     base_stays: bool = False
-    """See `CheckOptions.base_stays`."""
+    """True to keep the base at the last time; see `CheckOptions.base_stays`."""
     modes: bool = False
-    """See `CheckOptions.planned_only`."""
+    """True to only plan the views; see `CheckOptions.planned_only`."""
 
 
 def main(command: CheckCommand, settings: Settings) -> int:
-    """Run the command: print one line per view and a summary; return 0 when all is well, else 1."""
+    """Run the command: print one line per view and a summary. Return 0 if all is well, else 1."""
     return anyio.run(_main, command, settings)
 
 
@@ -135,11 +136,11 @@ async def report_on_spark(
     *,
     many_rows: bool = False,
 ) -> int:
-    """Run `check` on an engine on Spark, print each result and a summary, and write all of them to
-    `json`. Return 0 when all is well, else 1.
+    """Run `check` on an engine on Spark, print each result and a summary, and write all results to
+    `json`. Return 0 if all is well, else 1.
 
-    The engine has the settings `chosen`; what was drawn of them, against those `given`, is printed,
-    as are the constants (`drawn_constants`).
+    The engine gets the settings `chosen`. Prints those drawn at random, that is, those that differ
+    from `given`, and the constants (`drawn_constants`).
     """
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         async with ActorSystem(seed=seed) as system:
@@ -161,12 +162,12 @@ async def report_on_spark(
 
 
 def for_short_lives(settings: Settings) -> Settings:
-    """Return settings for an engine that meets more plans than steps of each.
+    """Return settings for an engine that runs many plans, each for few steps.
 
-    The JVM's second compiler costs more than it gains before a campaign is over. Without it the
-    JVM keeps too little room for the first one's code. Its locale has letters of its own (a large
-    I is no large i): no rule may hang on the machine's. A server's JVM, which runs already, is left
-    alone: it would refuse the setting.
+    The JVM's second compiler costs more than it gains before such a campaign is over. Without it
+    the JVM reserves too little room for the first compiler's code. The JVM's locale is Turkish,
+    where upper and lower case of "i" differ: no rule may depend on the machine's locale. A server's
+    JVM, which is already running, is left alone: it would refuse the setting.
     """
     if is_remote(settings.spark_master):
         return settings
@@ -180,9 +181,9 @@ def for_short_lives(settings: Settings) -> Settings:
 def for_plans_run_once(settings: Settings, seed: int) -> Settings:
     """Return settings for plans that run once or twice.
 
-    Compiling each costs Spark more than running it, and so does preparing its steps for reuse, or
-    planning queries that duplicate rows: one seed of `PREPARED_EVERY` does these all the same.
-    (Drawn settings reach these two with that seed only.)
+    Compiling such a plan costs Spark more than running it, and so does preparing its steps for
+    reuse or planning queries that duplicate rows: one seed in `PREPARED_EVERY` does these anyway.
+    (Drawn settings reach these two only with that seed.)
     """
     conf = {
         "spark.sql.codegen.wholeStage": "false",
@@ -195,8 +196,8 @@ def for_plans_run_once(settings: Settings, seed: int) -> Settings:
 
 
 def with_drawn_engine(settings: Settings, seed: int, *, plans_once: bool) -> Settings:
-    """Return settings of which those that an engine takes at its start are drawn; the others are
-    drawn for each script. `plans_once`: see `for_plans_run_once`."""
+    """Return settings with random values for those that an engine takes at its start; the others
+    are drawn for each script. `plans_once`: see `for_plans_run_once`."""
     kept = SMALL_VALUES.keys() - ENGINE_SETTINGS
     if plans_once:
         settings = for_plans_run_once(settings, seed)
@@ -206,8 +207,8 @@ def with_drawn_engine(settings: Settings, seed: int, *, plans_once: bool) -> Set
 
 
 def drawn_constants(seed: int, *, many_rows: bool) -> dict[str, Any]:
-    """Return the constants of a run; of one over many rows only the reserve of a limit, since a
-    piece for every few of them takes too long."""
+    """Return the drawn constants of a run. A run over many rows draws only a limit's reserve, since
+    splitting data into many small pieces would take too long."""
     drawn = {} if many_rows else draw_constants(f"engine {seed}")
     reserve = random.Random(f"reserve {seed}").choice(SMALL_RESERVES)
     return drawn | {"engine.views.rule_top.RESERVE_ROWS": reserve}
@@ -234,7 +235,7 @@ def place_on_spark(system: ActorSystem, settings: Settings, folder: Path) -> Che
 
 @contextlib.contextmanager
 def _shown() -> Iterator[Show]:
-    """Print each result; on a terminal with a progress bar below."""
+    """Print each result, on a terminal with a progress bar below."""
     if not sys.stdout.isatty():
         yield _print
         return
@@ -261,7 +262,7 @@ def _print(result: ViewResult, done: int, total: int) -> None:
 
 
 def script_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the scripts named, folders searched for ``*.view``. Raises `InvalidUsage`."""
+    """Return the named scripts; folders are searched for ``*.view``. Raises `InvalidUsage`."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -286,7 +287,7 @@ def read(paths: Sequence[Path]) -> list[ViewScript | ViewResult]:
 
 
 def read_for_release(paths: Sequence[Path]) -> list[ViewScript | ViewResult]:
-    """Return what `read` does, without the views that the installed Spark is too old for."""
+    """Return what `read` does, without the views for which the installed Spark is too old."""
     release = release_of(installed_version())
     return [
         each if isinstance(each, ViewResult) else for_release(each, release) for each in read(paths)
@@ -294,7 +295,7 @@ def read_for_release(paths: Sequence[Path]) -> list[ViewScript | ViewResult]:
 
 
 def failed_results(script: ViewScript, check: CheckedScript, error: Exception) -> list[ViewResult]:
-    """Return the results of a script whose check failed: each view not yet found wrong is now
+    """Return the results of a script whose check failed: each view not found wrong yet becomes
     wrong."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
@@ -318,8 +319,8 @@ async def check_scripts(
     show: Show | None = None,
     judge: Judge | None = None,
 ) -> CheckReport:
-    """Check all scripts, or have `judge` do it. One that fails, whatever with, is reported as
-    wrong, and the others go on."""
+    """Check all scripts, or have `judge` do it. A script that fails for any reason is reported as
+    wrong, and the others continue."""
     total = sum(
         1 if isinstance(script, ViewResult) else sum(view.materialized for view in script.views)
         for script in scripts

@@ -1,20 +1,20 @@
-"""Runs and compares one view script: the heart of `penstock check-views`.
+"""Runs and compares one view script: the core of `penstock check-views`.
 
-Theory of operation. A script's views are compiled in order. Then each is maintained along several
-*ways* to cut the changes into steps, by `maintain` on the engine: each time alone, all at once, and
-at random. After that the views live once more as real dataflows on real shards (`stage`): hydrated
-at some time, written in random groups, compacted, stopped and started again, and for some scripts
-with the engine killed under them. After each way, at each time of the script, the accumulated
-contents are compared with the reference (`reference`), and no weight may be negative. The last time
-deletes all remaining rows.
+Theory of operation. A script's views are compiled in order. Then `maintain` runs each on the engine
+several times, with the changes cut into steps in different *ways*: each time alone, all at once,
+and at random. After that the views run once more as real dataflows on real shards (`stage`):
+hydrated at some time, written in random groups, compacted, stopped and started again, and for some
+scripts with the engine killed meanwhile. After each way, at each time of the script, the
+accumulated contents are compared with the reference (`reference`), and no weight may be negative.
+The last time deletes all remaining rows.
 
 Rules
-- Ways are independent and run beside one another; jobs are pure functions of their message.
-- A time at which plain Spark raises is *error or equal*. A view in error where plain Spark
-  answers is wrong; but a dataflow that takes several times in one step may recover at the last
-  of them.
-- A view above one whose answer Spark is free to choose is compared with its own text over the
-  actual contents of that view.
+- Ways are independent and run concurrently; jobs are pure functions of their message.
+- At a time at which plain Spark raises, a view must be in error or equal (*error or equal*). A view
+  that is in error where plain Spark answers is wrong; but a dataflow that takes several times in
+  one step may recover at the last of them.
+- A view over one whose answer Spark may choose is compared with its own query over the actual
+  contents of that view.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 WAYS_AT_ONCE: Final = 4
 EAGER_SHARE: Final = 0.5
 """Share of scripts whose views sum below joins wherever that is sound."""
-LIVE: Final = 1 << 30
+AS_DATAFLOWS: Final = 1 << 30
 """Number of the way "as dataflows", greater than that of any other way."""
-LIVE_SETTINGS: Final[dict[str, int]] = {
+DATAFLOW_SETTINGS: Final[dict[str, int]] = {
     "retry_delay_ms_min": 1,
     "retry_delay_ms_max": 20,
     "hold_downgrade_ms": 1,
@@ -75,14 +75,19 @@ class ViewResult(msgspec.Struct):
     """The findings about one view."""
 
     file: str
+    """Path of the script."""
     view: str
+    """Name of the view."""
     verdict: str
-    """``exact``, ``WRONG``, ``refused``, or ``planned`` where nothing was computed."""
+    """``exact``, ``WRONG``, ``refused``, or ``planned`` if nothing was computed."""
     mode: str
+    """How the view is maintained; empty if refused."""
     reason: str = ""
+    """Why the view is opaque, or why it was refused."""
     detail: str = ""
+    """The first difference found, and in which way."""
     failed: str = ""
-    """The expectation that did not hold."""
+    """The expectation that was not met."""
     settings: str = ""
     """Settings that were drawn, for a view that is wrong."""
 
@@ -107,26 +112,27 @@ class CheckPlace(msgspec.Struct, frozen=True):
 
 
 class CheckOptions(msgspec.Struct, frozen=True):
-    """The extent to which a script is checked."""
+    """How thoroughly to check a script."""
 
     splits: int = 2
     seed: int = 0
     ends: bool = True
-    """True if changes are cut at each time and not at all, too; else only at random."""
+    """True to cut changes at each time and not at all, in addition to at random."""
     sample: int = 0
-    """Number of ways that are drawn from all these; 0: all of them."""
+    """Number of ways to draw from all of these; 0 for all."""
     live: bool = True
-    """True if the views run as dataflows, too, with compaction and restarts."""
+    """True to run the views as dataflows, too, with compaction and restarts."""
     base: int = 0
-    """Number of further rows per table, over which the views live as dataflows (`base_check`)."""
+    """Number of additional rows per table over which the views run as dataflows (`base_check`)."""
     base_stays: bool = False
-    """True if the base is not deleted at the last time, and views are compared once."""
+    """True to keep the base at the last time, and compare the views once."""
     exact_decimals: bool = True
-    """True if the engine's own answers hold decimals exactly (the in-memory one's do not)."""
+    """True if the engine's own answers contain exact decimals (those of the in-memory one do
+    not)."""
     batched: bool = True
-    """True if one query computes the reference of many times."""
+    """True to compute the reference of many times with one query."""
     planned_only: bool = False
-    """True if the views are planned and their expected modes are checked, and nothing else."""
+    """True to only plan the views and check their expected modes."""
 
 
 class CheckedScript:
@@ -136,6 +142,7 @@ class CheckedScript:
         self, script: ViewScript, place: CheckPlace, options: CheckOptions, name: str
     ) -> None:
         self.plans: dict[str, DeltaPlan] = {}
+        """Plans of the compiled views, by name."""
         self.script = script
         self._place = place
         self._options = options
@@ -143,14 +150,22 @@ class CheckedScript:
         self._engine = EngineCaller(place.executor, name)
         self._random = random.Random(f"{options.seed} {name}")
         self._results: dict[str, ViewResult] = {}
+        """Results so far, by view."""
         self._references: dict[str, ViewReference] = {}
+        """Reference of each view, by name."""
         self._expected: dict[str, dict[int, Bag | None]] = {}
+        """Expected contents of each view at each time (None: an error); missing if they depend on
+        Spark's choices."""
         self._errors: dict[str, set[int]] = {}
+        """Times at which the view was in error in every way so far, by view."""
         self._faults: dict[str, tuple[int, str]] = {}
+        """First fault of each view: the number of the way, and the text."""
         self._settings_text: dict[str, str] = {}
-        """Settings drawn so far, by the moment at which they are used."""
+        """Settings drawn so far, by where they are used."""
         self.base: dict[str, list[Row]] = {name: [] for name in script.tables}
+        """Updates of the tables, by name."""
         self.times: list[int] = []
+        """All times of the script, ascending."""
 
     async def run(self, *, kill: bool = False) -> list[ViewResult]:
         """Return the results of the script's views. Raises `ScriptError`."""
@@ -164,7 +179,7 @@ class CheckedScript:
         return self.results()
 
     def _computes_errors(self) -> bool:
-        # Several times share a step over a base.
+        # Over a base, several times share a step.
         return not self._options.base and not self._options.planned_only
 
     async def _compute(self, kill: bool) -> None:
@@ -181,7 +196,7 @@ class CheckedScript:
             for number, cuts in enumerate(self._ways()):
                 group.start_soon(self._along, limiter, number, cuts)
             if self._options.live:
-                group.start_soon(self._live, limiter, kill)
+                group.start_soon(self._run_as_dataflows, limiter, kill)
 
     async def _over_base(self) -> None:
         from actors.testing.base_check import check_with_base
@@ -191,8 +206,8 @@ class CheckedScript:
         await check_with_base(self, self._place, options.base, seed, stays=options.base_stays)
 
     async def compile(self, updates: Sequence[ScriptUpdate] | None = None) -> None:
-        """Read the changes, or take these `updates` in their place; compile the views and register
-        their plans with the engine."""
+        """Read the changes, or use these `updates` instead; compile the views and register their
+        plans with the engine."""
         if updates is None:
             updates = rows_of(self.script, await self._constants())
         tables: dict[str, TableSchema] = dict(self.script.tables)
@@ -215,7 +230,7 @@ class CheckedScript:
         self._note(updates)
 
     async def _constants(self) -> dict[Constant, object]:
-        """Return values of changes that only the engine can evaluate."""
+        """Return the values in changes that only the engine can evaluate."""
         wanted = foreign_constants(self.script, plain=self._options.exact_decimals)
         if not wanted:
             return {}
@@ -240,7 +255,7 @@ class CheckedScript:
             return EagerChoice(rows_min=0 if forced or drawn else None)
 
         async def check(plan: DeltaPlan) -> None:
-            # Under the name by which its steps are run: it is prepared once.
+            # Prepared under the name by which its steps run, so that it is prepared only once.
             await MaintainedView(self._engine, plan, self._dataflow(view.name)).prepare()
 
         analyze = self._engine.analyze()
@@ -252,7 +267,7 @@ class CheckedScript:
         return with_policy(plan, self.script.policies.get(view.name, AUTO))
 
     def _note(self, updates: Sequence[ScriptUpdate]) -> None:
-        """Note all changes and times; the last time deletes all remaining rows."""
+        """Record all changes and times; the last time deletes all remaining rows."""
         for update in updates:
             self.base[update.table].append((update.row, update.time, update.diff))
         self.times = list(times_of(self.script))
@@ -271,7 +286,7 @@ class CheckedScript:
         return f"{self._name}:{name}"
 
     def note(self, name: str, detail: str) -> None:
-        """Note a remark about a view that is not wrong."""
+        """Record a remark about a view that is not wrong."""
         if self._results[name].verdict == "exact":
             self._results[name].detail = detail
 
@@ -308,7 +323,7 @@ class CheckedScript:
     def _input_contents(
         self, plan: DeltaPlan, time: int, found: Mapping[str, Mapping[int, Bag | None]]
     ) -> list[Bag] | None:
-        """Return the inputs' contents at a time; None when one of them is in error."""
+        """Return the inputs' contents at a time; None if one of them is in error."""
         bags: list[Bag] = []
         for name in plan.inputs:
             if name in self.base:
@@ -324,7 +339,8 @@ class CheckedScript:
     async def _expected_at(
         self, name: str, times: Sequence[int], found: Mapping[str, Mapping[int, Bag | None]]
     ) -> Mapping[int, Bag | None]:
-        """Return the reference at times; contents of open views below are taken from `found`."""
+        """Return the reference at some times; contents of undetermined views below come from
+        `found`."""
         if name in self._expected:
             return self._expected[name]
         contents = {time: self._input_contents(self.plans[name], time, found) for time in times}
@@ -340,9 +356,9 @@ class CheckedScript:
         times: Sequence[int],
         recovering: Sequence[int] = (),
     ) -> None:
-        """Note the first time at which a view differs from the reference.
+        """Record the first time at which a view differs from the reference.
 
-        `found` has None where it is in error; that is allowed where plain Spark raises, and
+        `found` is None where the view is in error; that is allowed where plain Spark raises, and
         after that at times in `recovering`.
         """
         reference = self._references[name]
@@ -359,7 +375,7 @@ class CheckedScript:
             wrong = reference.differences(wanted, bag, exact_decimals=self._options.exact_decimals)
             negative = [row for row, weight in bag.items() if weight < 0]
             unknown = reference.nondeterminism.kind == "unknown"
-            # No choice of Spark explains a negative weight.
+            # No choice of Spark's explains a negative weight.
             if wrong and unknown and not negative:
                 self._results[name].detail = f"not checked: {reference.nondeterminism.why}"
             elif wrong and not unknown:
@@ -385,7 +401,7 @@ class CheckedScript:
         return self._random.sample(ways, min(self._options.sample or len(ways), len(ways)))
 
     async def _along(self, limiter: anyio.CapacityLimiter, number: int, cuts: list[int]) -> None:
-        """Maintain all views along one way, and compare at all times."""
+        """Maintain all views in one way, and compare at all times."""
         async with limiter:
             way = (number, f"steps to {', '.join(map(str, cuts))}")
             views = {name: self.maintained(name) for name in self.plans}
@@ -418,7 +434,7 @@ class CheckedScript:
         self, view: MaintainedView, found: Mapping[str, Mapping[int, Bag | None]]
     ) -> set[int]:
         """Return the script's times at which a view is in error: those at which an input is, and
-        those from an own failure to the next change."""
+        those from its own failure to the next change."""
         all_broken: set[int] = set()
         for name in view.plan.inputs:
             all_broken |= {time for time, bag in found.get(name, {}).items() if bag is None}
@@ -432,11 +448,11 @@ class CheckedScript:
 
     # -- as dataflows -----------------------------------------------------------------------------
 
-    async def _live(self, limiter: anyio.CapacityLimiter, kill: bool) -> None:
+    async def _run_as_dataflows(self, limiter: anyio.CapacityLimiter, kill: bool) -> None:
         from actors.testing.stage import ScriptStage
 
         async with limiter:
-            settings = self._live_settings("stores")
+            settings = self._dataflow_settings("stores")
             try:
                 async with check_stores(settings, lambda: MemoryBlob(SystemClock())) as persist:
                     stage = ScriptStage(
@@ -449,24 +465,25 @@ class CheckedScript:
                     )
                     try:
                         await stage.open(self.script.tables, self.plans)
-                        await self._live_on(stage, kill)
+                        await self._run_on_stage(stage, kill)
                     finally:
                         await stage.stop()
             except PenstockError as error:
                 for name in self.plans:
-                    self.note_wrong(name, first_line(error), (LIVE, "as a dataflow"))
+                    self.note_wrong(name, first_line(error), (AS_DATAFLOWS, "as a dataflow"))
 
-    def _live_settings(self, moment: str) -> Settings:
-        """Return settings drawn for this script: of the stores, or of a start of the dataflows."""
-        base = msgspec.structs.replace(self._place.settings, **LIVE_SETTINGS)
-        kept = {*LIVE_SETTINGS, *ENGINE_SETTINGS}
+    def _dataflow_settings(self, moment: str) -> Settings:
+        """Return settings drawn for this script: for the stores, or for a start of the
+        dataflows."""
+        base = msgspec.structs.replace(self._place.settings, **DATAFLOW_SETTINGS)
+        kept = {*DATAFLOW_SETTINGS, *ENGINE_SETTINGS}
         # A shrunk script is named "<original>.<suffix>" and must draw the original's settings.
         seed = f"{self._options.seed} {Path(self.script.path).name.partition('.')[0]}"
         drawn = draw_settings(f"{seed} {moment}", base, kept)
         self._settings_text[moment] = drawn_text(base, drawn)
         return drawn
 
-    async def _live_on(self, stage: ScriptStage, kill: bool) -> None:
+    async def _run_on_stage(self, stage: ScriptStage, kill: bool) -> None:
         """Hydrate, write in groups, compact, restart, and compare after each group."""
         choose = random.Random(f"{self._options.seed} {self._name} live")
         groups = self._groups(choose)
@@ -480,18 +497,18 @@ class CheckedScript:
             }
             await stage.write(updates, hi)
             if number == 0:
-                await stage.start(as_of, self._live_settings("first start"))
+                await stage.start(as_of, self._dataflow_settings("first start"))
             if kill and number == killing and self._place.kill is not None:
                 await anyio.sleep(choose.random() / 10)
                 self._place.kill()
             await stage.wait(hi)
-            await self._compare_live(stage, times if number else times[-1:], f"to {hi}")
+            await self._compare_dataflows(stage, times if number else times[-1:], f"to {hi}")
             if choose.random() < 0.5:
                 since = choose.choice([since, times[-1]])
                 await stage.compact(since)
             if number == restart:
                 await stage.stop()
-                await stage.start(as_of, self._live_settings("second start"))
+                await stage.start(as_of, self._dataflow_settings("second start"))
             lo = hi
 
     def _groups(self, choose: random.Random) -> list[list[int]]:
@@ -503,30 +520,32 @@ class CheckedScript:
                 groups.append([])
         return [group for group in groups if group]
 
-    async def _compare_live(self, stage: ScriptStage, times: Sequence[int], where: str) -> None:
+    async def _compare_dataflows(
+        self, stage: ScriptStage, times: Sequence[int], where: str
+    ) -> None:
         found: dict[str, Mapping[int, Bag | None]] = {}
         changed = [u[1] for rows in self.base.values() for u in rows if u[1] <= times[-1]]
         recovering = [time for time in times if time < max(changed, default=0)]
         for name in self.plans:
             found[name] = await stage.contents(name, times)
-            way = (LIVE, f"as a dataflow, written {where}")
+            way = (AS_DATAFLOWS, f"as a dataflow, written {where}")
             await self._compare(name, way, found, times, recovering)
 
     # -- verdicts ---------------------------------------------------------------------------------
 
     def note_wrong(self, name: str, detail: str, way: tuple[int, str] = (0, "")) -> None:
-        """Note a difference; if several ways differ, the first way's is reported."""
+        """Record a difference. If several ways differ, the first way's is reported."""
         number, text = way
         found = (number, f"{detail} ({text})" if text else detail)
         self._faults[name] = min(self._faults.get(name, found), found, key=lambda fault: fault[0])
         result = self._results[name]
         result.verdict, result.detail = "WRONG", self._faults[name][1]
-        if self._faults[name][0] == LIVE:
+        if self._faults[name][0] == AS_DATAFLOWS:
             result.settings = "; ".join(f"{at}: {what}" for at, what in self._settings_text.items())
 
     def _expectations(self) -> list[ScriptExpectation]:
-        """Return the expectations that hold on this engine: one that parses may have modes of its
-        own."""
+        """Return the expectations that apply to this engine: one that only parses may have modes of
+        its own."""
         everything = self.script.expectations
         if not self._engine.parses:
             return [each for each in everything if not each.parsed]
@@ -552,12 +571,12 @@ class CheckedScript:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error as one line, with the last one of a log that its first line announces.
+    """Return an error as one line; if its first line announces a log, with the log's last line.
 
     >>> first_line(ValueError("it ended; its log ends:\\nat x.y\\nno such option\\n"))
     'ValueError: it ended; its log ends: no such option'
     """
     first, *rest = str(error).strip().splitlines() or [""]
-    # The cause is there, and nowhere else.
+    # The cause is there and nowhere else.
     ending = f" {rest[-1].strip()}" if rest and first.endswith(":") else ""
     return f"{type(error).__name__}: {first}{ending}"

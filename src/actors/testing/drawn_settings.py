@@ -1,13 +1,13 @@
 """Settings drawn from a seed, so that small data take the paths of large data.
 
-Each setting by which a threshold decides (`actors.runtime.threshold_probes`) keeps its default in
-`DEFAULT_SHARE` of all draws; else it takes one of a few small values, so small that ten rows lie
-beyond it. A setting draws from a stream of its own, so that one more setting leaves the draws of
-all others unchanged; and a value that contradicts those drawn before it (`Settings.check`) is left
-out. The constants by which a module chooses between two ways to one result, or cuts data into
-pieces (`SMALL_CONSTANTS`), are drawn in the same way, for this process alone.
+Each setting that acts as a threshold (`actors.runtime.threshold_probes`) keeps its default in
+`DEFAULT_SHARE` of all draws; otherwise it takes one of a few small values, so small that ten rows
+exceed it. Each setting draws from its own random stream, so that adding a setting leaves the draws
+of all others unchanged. A value that contradicts those drawn before it (`Settings.check`) is
+skipped. The constants by which a module chooses between two ways to one result, or cuts data into
+pieces (`SMALL_CONSTANTS`), are drawn in the same way, only for this process.
 
-The same seed draws the same settings: a run is replayed by its seed alone.
+The same seed draws the same settings: the seed alone replays a run.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "control.controller.tables.table_writer.GROUP_WRITES_MAX": (1, 8),
     "doors.sql_session.offloading.LOOP_CHARACTERS_MAX": (1, 8),
 }
-"""Constants below `actors`, and values of them far below their own."""
+"""Constants below `actors`, with values far below their own."""
 
 COSTLY_SETTINGS: Final = frozenset(
     {
@@ -125,12 +125,12 @@ COSTLY_SETTINGS: Final = frozenset(
         "source_inflight_bytes_max",
     }
 )
-"""Settings whose small values cost a file or a step for every few rows, or a scan for each step:
+"""Settings whose small values cost a file or a step per few rows, or a scan per step: with them,
 thousands of rows take minutes."""
 
 AS_GIVEN: Final = Settings()
 DEADLINES: Final = ("peek_deadline_ms", "replace_deadline_ms", "disk_timeout_ms")
-"""Settings that bound, in real time, how long something may take that must come."""
+"""Settings that limit, in real time, how long to wait for something that is certain to come."""
 
 ENGINE_SETTINGS: Final = frozenset(
     name for name in SMALL_VALUES if name.startswith(("engine_", "prepared_"))
@@ -160,12 +160,12 @@ def draw_for_test(
     base: Settings, kept: Collection[str] = (), *, many_rows: bool = False
 ) -> Settings:
     """Return settings drawn as `draw_settings` does, seeded by the running test's name and the
-    environment's `SEED_VARIABLE` (0 without); and draw the constants until `restore_constants`.
-    `many_rows`: without the `COSTLY_SETTINGS` and the constants. Prints the draw to stderr, which
-    pytest shows of a failure.
+    environment variable `SEED_VARIABLE` (0 if unset). Draw the constants as well, until
+    `restore_constants`. `many_rows` leaves out the `COSTLY_SETTINGS` and the constants. Prints the
+    draw to stderr, which pytest shows for a failure.
 
-    Deadlines that `base` leaves as they are become as long as a test waits: a disk or a machine may
-    stand still for longer than a user would wait.
+    Deadlines that `base` does not change become as long as a test waits: a disk or a machine may
+    stall for longer than a user would wait.
     """
     seed = os.environ.get(SEED_VARIABLE, "0")
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
@@ -184,19 +184,19 @@ def draw_for_test(
 
 
 def drawn_text(base: Settings, drawn: Settings) -> str:
-    """Return the settings of `drawn` that differ from `base`, as they are given to ``--set``."""
+    """Return the settings of `drawn` that differ from `base`, in the form of ``--set``."""
     pairs = [
         f"{name}={getattr(drawn, name)}"
         for name in SMALL_VALUES
         if getattr(drawn, name) != getattr(base, name)
     ]
-    return " ".join(pairs) or "all as by default"
+    return " ".join(pairs) or "all defaults"
 
 
 # -- constants of this process ---------------------------------------------------------------------
 
 _OWN_VALUES: Final[dict[str, Any]] = {}
-"""Values in the code of those that were changed."""
+"""The original values of the changed constants."""
 
 
 def draw_constants(seed: object) -> dict[str, Any]:
@@ -210,8 +210,7 @@ def draw_constants(seed: object) -> dict[str, Any]:
 
 
 def use_constants(values: Mapping[str, Any]) -> None:
-    """Give these constants of `SMALL_CONSTANTS` other values in this process, and all others their
-    own."""
+    """Set these constants of `SMALL_CONSTANTS` in this process, and reset all others."""
     restore_constants()
     for name, value in values.items():
         place, constant = _place_of(name)
@@ -220,7 +219,7 @@ def use_constants(values: Mapping[str, Any]) -> None:
 
 
 def restore_constants() -> None:
-    """Give all constants their own values."""
+    """Reset all constants to their own values."""
     while _OWN_VALUES:
         name, value = _OWN_VALUES.popitem()
         setattr(*_place_of(name), value)
@@ -233,8 +232,8 @@ def _place_of(name: str) -> tuple[ModuleType, str]:
 
 @contextmanager
 def constants_of(values: Mapping[str, Any]) -> Iterator[None]:
-    """Use the constants while the block runs, as `use_constants` does, then restore all. Only for
-    code that runs alone, as a simulation does."""
+    """Use the constants while the block runs, as `use_constants` does, then reset all. Only for
+    code that runs alone, such as a simulation."""
     use_constants(values)
     try:
         yield

@@ -1,16 +1,15 @@
 """Encodes and decodes messages on their way, so that sender and receiver share no objects.
 
-Theory of operation. `EncodedMailbox` takes the place of `BoundedMailbox`
-(`ActorSystem.mailbox_type`). Each message sent through it is written to bytes and read back:
-structs field by field, Arrow tables as IPC streams, errors by type, arguments and attributes. So
-any test in this mode finds a receiver that changes a message, or relies on the identity of an
-object that another actor holds. The results of an actor's own effects are left alone: they come
-from no other actor.
+Theory of operation. `EncodedMailbox` replaces `BoundedMailbox` (`ActorSystem.mailbox_type`). Each
+message sent through it is written to bytes and read back: structs field by field, Arrow tables as
+IPC streams, errors by type, arguments and attributes. So any test in this mode finds a receiver
+that changes a message, or that relies on the identity of an object that another actor holds. The
+results of an actor's own effects are left alone: they come from no other actor.
 
-Some things are not encodable by nature and pass by reference, and only these (`BY_REFERENCE`): ways
-to speak to an actor (`ActorAddress`, `ReplySlot`), types and functions, and handles of something
-that lives in one place, as a reader of a shard or a child process. Anything else that is not data
-fails with `NotEncodable`, which names it. A project adds its own handles with `carry_by_reference`.
+A few things cannot be encoded and pass by reference (`BY_REFERENCE`): ways to speak to an actor
+(`ActorAddress`, `ReplySlot`), types and functions, and handles of something that lives in one
+place, such as a reader of a shard or a child process. Anything else that is not data fails with
+`NotEncodable`, which names it. A project adds its own handles with `carry_by_reference`.
 """
 
 from __future__ import annotations
@@ -62,7 +61,8 @@ BY_REFERENCE: Final[list[type[Any]]] = [
     ReplicaLink,
     WireSink,
 ]
-"""Types that pass by reference, subclasses included; so do types, functions and other callables."""
+"""Types that pass by reference, subclasses included. Types, functions and other callables do,
+too."""
 
 
 DATA: Final[tuple[type[Any], ...]] = (
@@ -78,11 +78,11 @@ DATA: Final[tuple[type[Any], ...]] = (
     pa.DataType,
     pa.Field,
 )
-"""Types that are encoded besides plain values and containers, Arrow tables and errors."""
+"""Types that are encoded, in addition to plain values and containers, Arrow tables and errors."""
 
 
 class NotEncodable(TypeError):
-    """Raised for a message that holds something that is neither data nor declared a handle."""
+    """Raised for a message that holds something that is neither data nor a declared handle."""
 
 
 def carry_by_reference(*kinds: type[Any]) -> None:
@@ -91,11 +91,12 @@ def carry_by_reference(*kinds: type[Any]) -> None:
 
 
 class _Encoder(pickle.Pickler):
-    """Encodes to bytes, and collects the objects that are carried beside them."""
+    """Encodes to bytes, and collects the objects that are carried alongside."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.carried: list[Any] = []
+        """Objects that pass by reference, in the order of their numbers."""
 
     def persistent_id(self, value: Any) -> int | None:
         """Return a number for an object that passes by reference, else None."""
@@ -113,7 +114,7 @@ class _Encoder(pickle.Pickler):
             return _error, (type(value), value.args, dict(value.__dict__))
         if isinstance(value, DATA):
             return NotImplemented
-        raise NotEncodable(f"{type(value).__qualname__} is no data")
+        raise NotEncodable(f"{type(value).__qualname__} is not data")
 
 
 class _Decoder(pickle.Unpickler):
@@ -122,7 +123,7 @@ class _Decoder(pickle.Unpickler):
         self._carried = carried
 
     def persistent_load(self, number: Any) -> Any:
-        """Return the carried object of that number."""
+        """Return the carried object with that number."""
         return self._carried[number]
 
 
@@ -134,7 +135,7 @@ def _error(kind: type[BaseException], args: tuple[Any, ...], rest: dict[str, Any
 
 
 def encode_and_decode(message: M) -> M:
-    """Return the message, written to bytes and read back. Raises `NotEncodable`."""
+    """Return the message after writing it to bytes and reading it back. Raises `NotEncodable`."""
     file = io.BytesIO()
     encoder = _Encoder(file)
     try:
@@ -150,7 +151,7 @@ def encode_and_decode(message: M) -> M:
 
 
 def encode_all(on: bool) -> None:
-    """Encode all messages between actors of this process, answers to asks included."""
+    """Encode all messages between actors of this process, including answers to asks."""
     ActorSystem.mailbox_type = EncodedMailbox if on else BoundedMailbox
     ReplySlot.set = _set_encoded if on else _set  # type: ignore[assignment,method-assign]
 
@@ -163,7 +164,7 @@ def _set_encoded(reply: ReplySlot[Any], value: Any) -> None:
 
 
 class EncodedMailbox(BoundedMailbox[M]):
-    """A mailbox whose messages share nothing with their sender."""
+    """A mailbox whose messages share no objects with their sender."""
 
     __slots__ = ()
 

@@ -1,11 +1,12 @@
 """The in-memory engine: answers the executor's messages in pure Python, without Spark.
 
-Steps run the delta nodes (`nodes`); `ComputeDifference` runs the query's text on SQLite (`oracle`),
-which shares no code with the nodes; `AnalyzeStatement` types with `analysis`. So everything above
-the engine can be tested without a JVM, with right answers.
+Steps run the delta nodes (`nodes`). `ComputeDifference` runs the query's text on SQLite (`oracle`),
+which shares no code with the nodes. `AnalyzeStatement` types queries with `analysis`. So everything
+above the engine can be tested without a JVM, with correct answers.
 
 Hooks for tests: `EngineControls` holds jobs of a kind until they are released, fails the next ones,
-and counts the jobs run. A held job can be cancelled: its caller gets `OperationCanceled` at once.
+and counts the jobs run. A held job can be canceled: its caller gets `OperationCanceled`
+immediately.
 """
 
 from __future__ import annotations
@@ -68,42 +69,46 @@ from actors.testing.expressions import WIDE
 from actors.testing.nodes import NodeRelation, NodeRunner, consolidated, frozen
 from actors.testing.oracle import ordered_rows, run_query
 
-"""The column whose bits say which deltas a row belongs to (see `DeltaPlan`)."""
+"""The column whose bits say to which deltas a row belongs (see `DeltaPlan`)."""
 
 
 class EngineControls:
-    """A test's controls of the engine; shared by reference with the actor."""
+    """A test's controls of the engine, shared by reference with the actor."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """Jobs begun, by kind (``RunStep``, ``ComputeDifference``, …)."""
+        """Number of jobs started, by kind (``RunStep``, ``ComputeDifference``, …)."""
         self.jobs: list[Job] = []
-        """Jobs begun, in order."""
+        """Jobs started, in order."""
         self._holds: dict[str, anyio.Event] = {}
+        """Events that held kinds wait for, by kind; set and removed by `release`."""
         self._failures: dict[str, list[PenstockError]] = {}
+        """Errors with which the next jobs fail, by kind."""
         self._begun: dict[str, anyio.Event] = {}
+        """Events for `wait_started`, by kind; set and removed at the next job."""
 
     def hold(self, kind: str) -> None:
         """Make jobs of that kind wait until `release`."""
         self._holds.setdefault(kind, anyio.Event())
 
     def release(self, kind: str) -> None:
-        """Let held jobs of that kind go on."""
+        """Let held jobs of that kind continue."""
         event = self._holds.pop(kind, None)
         if event is not None:
             event.set()
 
     def fail_next(self, kind: str, error: PenstockError) -> None:
-        """Make the next job of that kind fail with `error`; failures of one kind queue up."""
+        """Make the next job of that kind fail with `error`. Several failures of one kind queue
+        up."""
         self._failures.setdefault(kind, []).append(error)
 
     async def wait_started(self, kind: str, count: int = 1) -> None:
-        """Wait until `count` jobs of that kind have begun in all."""
+        """Wait until `count` jobs of that kind have started in total."""
         while self.counts[kind] < count:
             await self._begun.setdefault(kind, anyio.Event()).wait()
 
     def begin(self, job: Job) -> None:
-        """Note a job. Raises the next failure queued for its kind."""
+        """Record a job. Raises the next failure queued for its kind."""
         kind = kind_of(job)
         self.counts[kind] += 1
         self.jobs.append(job)
@@ -131,7 +136,9 @@ class InMemoryExecutor(Actor[Any]):
     def __init__(self, controls: EngineControls | None = None) -> None:
         self.controls = controls or EngineControls()
         self._plans: dict[str, DeltaPlan] = {}
+        """Prepared plans, by dataflow."""
         self._running: dict[str, tuple[RunningEffect, ReplySlot[Answer]]] = {}
+        """Running jobs by id, each with its effect and the slot for its answer."""
         self._log = JobLog(256)
 
     async def receive(self, message: ExecutorMessage | _Finished) -> None:
@@ -144,7 +151,9 @@ class InMemoryExecutor(Actor[Any]):
         elif isinstance(message, InspectEngine):
             message.reply.set(EngineCondition("up"))
         elif isinstance(message, LocateConnect):
-            message.reply.fail(EngineUnavailable("the engine in memory serves no Spark Connect"))
+            message.reply.fail(
+                EngineUnavailable("the in-memory engine does not support Spark Connect")
+            )
         elif isinstance(message, CancelJob):
             self._cancel(message.job_id)
         elif isinstance(message.job, CancelChildJob):
@@ -170,12 +179,12 @@ class InMemoryExecutor(Actor[Any]):
             reply.fail(OperationCanceled(f"job {job_id} was canceled"))
 
     def plan_of(self, job: PreparePlan) -> DeltaPlan:
-        """Return the plan to be prepared; a test may override this with a mutated plan."""
+        """Return the plan to prepare. A test may override this to use a mutated plan."""
         return job.plan
 
     def _start(self, job: Job, reply: ReplySlot[Answer]) -> None:
         if isinstance(job, PreparePlan):
-            self._plans[job.dataflow] = self.plan_of(job)  # at once: jobs that follow may name it
+            self._plans[job.dataflow] = self.plan_of(job)  # immediately: following jobs may use it
 
         self._log.asked(job, self.ctx.now_ms(), self.ctx.monotonic_ms())
         self._log.started(job.job_id, self.ctx.monotonic_ms())
@@ -184,7 +193,7 @@ class InMemoryExecutor(Actor[Any]):
             try:
                 self.controls.begin(job)
                 await self.controls.held(job)
-                # Off the loop as Spark is: a join of many rows holds up nothing else.
+                # In a thread, like Spark: a join of many rows must not block anything else.
                 answer = await self.ctx.clock.run_blocking(lambda: self.answer(job))
                 reply.set(answer)
                 return _Finished(job.job_id, answer)
@@ -285,7 +294,7 @@ def run_strata(
     hi: int,
     optimistic: bool = False,
 ) -> NodeRelation | None:
-    """Return the output of stratum `last`, None if there is none. Missing inputs are empty; with
+    """Return the output of stratum `last`, or None if there is none. Missing inputs are empty. With
     `optimistic` the output of a stratum that seldom makes a row is taken to be empty."""
     if last >= len(plan.strata):
         return None
@@ -300,7 +309,7 @@ def run_strata(
 
 
 def _empty_inputs(plan: DeltaPlan, first: int) -> dict[str, NodeRelation]:
-    """Return every input of strata from `first` on, without rows."""
+    """Return every input of the strata from `first` on, without rows."""
 
     def empty(schema: TableSchema) -> NodeRelation:
         return NodeRelation(tuple((c.name, c.type) for c in schema.columns), [])
@@ -331,9 +340,9 @@ def run_difference(job: ComputeDifference) -> pa.Table:
 
 def run_select(job: SelectContents) -> pa.Table:
     """Return the query's rows in its order."""
-    # Its functions know no other zone: what it cannot do as Spark does it refuses.
+    # The functions here only work in UTC; other zones are refused.
     if any(value != "UTC" for name, value in job.conf if name == TIME_ZONE):
-        raise InvalidUsage("the in-memory engine computes in UTC alone")
+        raise InvalidUsage("the in-memory engine computes only in UTC")
     rows = ordered_rows(job.sql, _contents(job.tables), job.output)
     columns = tuple((column.name, column.type) for column in job.output.columns)
     table = table_of(NodeRelation(columns, [(row, 0, 1) for row in rows]))
@@ -353,7 +362,7 @@ def _contents(
 
 
 def relation_of(rows: JobRows) -> NodeRelation:
-    """Read the rows handed to a job."""
+    """Read the rows given to a job."""
     columns = tuple((column.name, column.type) for column in rows.schema.columns)
     shape = rows.schema.arrow_updates()
     tables = []
@@ -363,7 +372,7 @@ def relation_of(rows: JobRows) -> NodeRelation:
         with pa.ipc.open_file(Path(rows.arrow_file)) as reader:
             tables.append(reader.read_all())
     parts = [*map(_part, rows.files), *map(_object, rows.objects)]
-    # As Spark reads files: what an older one lacks is NULL.
+    # As in Spark, columns that an older file lacks are NULL.
     whole = [read_as("a part", part, rows.schema) for part in parts]
     tables += [between(part, rows.lower, rows.upper) for part in whole]
     updates: list[tuple[tuple[Any, ...], int, int]] = []

@@ -1,13 +1,13 @@
-"""Spark SQL expressions in pure Python: types first, then values, with ANSI's errors.
+"""Spark SQL expressions in pure Python: typed first, then evaluated, with ANSI errors.
 
-Theory of operation. `compile_expression` turns a sqlglot tree into (Spark type, function of a
-row). Types follow Spark's rules for the subset that tests use: integers widen to the wider side,
-decimals take Spark's result precision and scale, ``/`` gives double unless a decimal is in it.
-Logic is three-valued, None is NULL. Overflow, division by zero and malformed casts raise
-`DefiniteError`, as ANSI Spark does; what is outside the subset raises `QueryRejected`. Values:
-int, float, `Decimal`, str, bool, `date`, `datetime`, bytes.
+Theory of operation. `compile_expression` turns a sqlglot tree into (Spark type, function of a row).
+Types follow Spark's rules for the subset that tests use: integers widen to the wider side, decimals
+take Spark's result precision and scale, ``/`` gives double unless an operand is decimal. Logic is
+three-valued, None is NULL. Overflow, division by zero and malformed casts raise `DefiniteError`, as
+in ANSI Spark; anything outside the subset raises `QueryRejected`. Values are int, float, `Decimal`,
+str, bool, `date`, `datetime`, bytes.
 
-It shares nothing with `actors.engine.spark`, and knows neither tables nor aggregates.
+It shares no code with `actors.engine.spark`, and knows neither tables nor aggregates.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WIDE: Final = Context(prec=100, rounding=ROUND_HALF_UP)
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Any:
-    """Return the tree of an expression's text; it is cached, so do not change it."""
+    """Return the tree of an expression's text. It is cached, so do not change it."""
     return sqlglot.parse_one(text, dialect="spark")
 
 
@@ -49,7 +49,7 @@ def compile_text(text: str, columns: Columns) -> Compiled:
 
 
 def decimal_digits(kind: str) -> tuple[int, int]:
-    """Return (precision, scale) that a numeric type has as a decimal."""
+    """Return (precision, scale) of a numeric type as a decimal."""
     if kind in _INTEGER_DIGITS:
         return _INTEGER_DIGITS[kind], 0
     if "(" not in kind:
@@ -59,7 +59,7 @@ def decimal_digits(kind: str) -> tuple[int, int]:
 
 
 def decimal_type(precision: int, scale: int) -> str:
-    """Return a decimal type, its scale cut as Spark cuts it where precision exceeds 38."""
+    """Return a decimal type, with the scale cut as Spark does where the precision exceeds 38."""
     if precision > 38:
         scale = max(38 - (precision - scale), min(scale, 6))
         precision = 38
@@ -67,7 +67,7 @@ def decimal_type(precision: int, scale: int) -> str:
 
 
 def is_numeric(kind: str) -> bool:
-    """Return whether a type is a number."""
+    """Return whether a type is numeric."""
     return kind in INTEGERS or kind in ("float", "double") or kind.startswith("decimal")
 
 
@@ -98,7 +98,7 @@ def _common_number(left: str, right: str) -> str:
 
 
 def cast_value(value: Any, kind: str) -> Any:
-    """Return the value as a type, as an ANSI cast gives it. Raises `DefiniteError`."""
+    """Return the value cast to a type by ANSI rules. Raises `DefiniteError`."""
     if value is None or kind == "void":
         return None
     try:
@@ -113,7 +113,7 @@ def _cast(value: Any, kind: str) -> Any:
     if kind in INTEGERS:
         return _integer(_whole(value), kind)
     if kind in ("float", "double"):
-        # A float keeps 24 bits: 0.1 is another number there.
+        # A float keeps 24 bits, so 0.1 becomes another number.
         return ctypes.c_float(float(value)).value if kind == "float" else float(value)
     if kind.startswith("decimal"):
         exact = Decimal(str(value)) if isinstance(value, float | str) else Decimal(value)
@@ -149,7 +149,7 @@ def _integer(value: int, kind: str) -> int:
 
 
 def fit_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
-    """Round half up to the scale. Raises `DefiniteError` when the digits do not fit."""
+    """Round half up to the scale. Raises `DefiniteError` if the digits do not fit."""
     rounded = value.quantize(Decimal(1).scaleb(-scale), context=WIDE)
     if rounded.copy_abs() >= Decimal(10) ** (precision - scale):
         raise DefiniteError(

@@ -1,16 +1,16 @@
 """Fixtures for pytest: ``pytest_plugins = ["actors.testing.fixtures"]`` in a conftest.
 
-`stage` is an `ActorIsolation` on a loop of virtual time. A test that takes it runs on such a loop
-(pytest-asyncio gives every test the loop that `pytest_asyncio_loop_factories` names); tests that do
-not take it keep the loop they have. A conftest with a hook of that name overrides this one for its
-folder: it then has to give the loop of virtual time itself.
+`stage` is an `ActorIsolation` on a loop of virtual time. A test that uses it runs on such a loop
+(pytest-asyncio gives every test the loop that `pytest_asyncio_loop_factories` names); other tests
+keep their loop. A conftest with a hook of that name overrides this one for its folder and must then
+provide the loop of virtual time itself.
 
-`patient_loop` puts a test on a loop whose time stops while the loop is late, for tests of sockets
+`patient_loop` runs a test on a loop whose time stops while the loop is late, for tests of sockets
 and their deadlines; see `actors.testing.patient_loop`.
 
-Options. ``--messages-encoded``: every message between actors is encoded and decoded on its way, in
-all tests. ``--stage-orders N``: tests on a stage run N times, each time with another order of
-callbacks that are ready at once, drawn from a seed that the test's name shows.
+Options. ``--messages-encoded``: encode and decode every message between actors, in all tests.
+``--stage-orders N``: run each test that uses a stage N times, each time with another order of
+simultaneously ready callbacks, drawn from a seed that the test's name shows.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from actors.testing.virtual_time import VirtualTimeLoop
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 FIXTURES: Final = ("stage",)
-"""Fixtures that put a test on a loop of virtual time."""
+"""Fixtures that run a test on a loop of virtual time."""
 PATIENT: Final = "patient_loop"
-"""Fixture that puts a test on a loop whose time stops while the loop is late."""
+"""Fixture that runs a test on a loop whose time stops while the loop is late."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,19 +42,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--messages-encoded",
         action="store_true",
-        help="encode and decode every message between actors on its way",
+        help="encode and decode every message between actors",
     )
     group.addoption(
         "--stage-orders",
         type=int,
         default=0,
         metavar="N",
-        help="run tests on a stage in N seeded orders of what is ready at once",
+        help="run tests on a stage N times, each with another order of ready callbacks",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Install mailboxes that encode messages, if asked for."""
+    """Install mailboxes that encode messages, if requested."""
     if config.getoption("messages_encoded"):
         encode_all(True)
 

@@ -44,7 +44,7 @@ def compile_function(tree: Any, columns: Columns) -> Compiled:
 
 
 def _call(spec: tuple[str, Callable[..., Any]], trees: list[Any], columns: Columns) -> Compiled:
-    """Compile a function that is NULL where an argument is."""
+    """Compile a function that returns NULL if an argument is NULL."""
     kind, function = spec
     arguments = [compile_expression(tree, columns) for tree in trees]
     result = arguments[0][0] if kind == "same" else kind
@@ -89,7 +89,7 @@ def _decimal_result(tree: Any, left: str, right: str) -> str:
 
 
 def _digits(tree: Any, kind: str) -> tuple[int, int]:
-    """Return (precision, scale); a literal integer counts its own digits only."""
+    """Return (precision, scale). A literal integer counts only its own digits."""
     if isinstance(tree, exp.Literal) and kind in INTEGERS:
         return len(str(tree.this)), 0
     return decimal_digits(kind)

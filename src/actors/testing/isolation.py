@@ -1,18 +1,18 @@
-"""A stage for one actor: its code is real, all its neighbours are probes, time advances by hand.
+"""A stage for one actor: its code is real, all its peers are probes, and time advances by hand.
 
-Theory of operation. `ActorIsolation` runs a `ActorSystem` on a `VirtualTimeLoop` whose time is
-held: it goes on only by `advance`. The actor under test is started with `start`, which returns a
-`SubjectActor` to speak to it; its neighbours are probes (`probe`, and `casting` for the children
-that it spawns). Every wait of the kit first runs all ready callbacks (`VirtualTimeLoop.idle`): then
-either the message has arrived, or it will never come, and the test fails at once with a list of
-each actor's wait. Nothing sleeps, no thread and no socket is used, blocking calls run inline.
+Theory of operation. `ActorIsolation` runs an `ActorSystem` on a `VirtualTimeLoop` whose time is
+held: it advances only by `advance`. `start` starts the actor under test and returns a
+`SubjectActor` to talk to it. Its peers are probes (`probe`, and `casting` for the children that it
+spawns). Every wait of the kit first runs all ready callbacks (`VirtualTimeLoop.idle`): then either
+the message has arrived, or it never will, and the test fails immediately with a list of what each
+actor waits for. Nothing sleeps, no thread and no socket is used, and blocking calls run inline.
 
-Rules. An actor's crash that its policy escalates fails the test, unless `expect_crash` consumed it.
-A test that awaits anything else for ever ends in `VirtualDeadlock`, which names the same waits.
-With ``encoded=True`` every message is encoded and decoded on its way (`actors.testing.encoding`),
-so that actors share no objects.
+Rules. An actor's crash that its policy escalates fails the test, unless `expect_crash` consumes it.
+A test that waits forever for anything else ends in `VirtualDeadlock`, with the same list. With
+``encoded=True`` every message is encoded and decoded on its way (`actors.testing.encoding`), so
+that actors share no objects.
 
-Out of scope: several actors of real code may be started, but their interplay is better left to a
+Out of scope: several real actors may be started, but their interplay is better tested by a
 simulation of the whole.
 """
 
@@ -42,14 +42,15 @@ E = TypeVar("E", bound=BaseException)
 
 
 class SubjectActor(Generic[M]):
-    """The actor under test, as a test speaks to it."""
+    """The actor under test, as a test talks to it."""
 
     def __init__(self, stage: ActorIsolation, address: ActorAddress[M]) -> None:
         self._stage = stage
         self.address = address
 
     def send(self, message: M) -> Coroutine[Any, Any, None]:
-        """Send, waiting for room: to be awaited. Raises `ResourceClosed` or `ConnectionBroken`."""
+        """Send, waiting for room; must be awaited. Raises `ResourceClosed` or
+        `ConnectionBroken`."""
         return self.address.send(message)
 
     def send_nowait(self, message: M) -> None:
@@ -57,7 +58,7 @@ class SubjectActor(Generic[M]):
         self.address.send_nowait(message)
 
     def reply(self, message: M) -> bool:
-        """Deliver a message in reserved room, as a neighbour that answers the subject's request."""
+        """Deliver a message in reserved room, like a peer that answers the subject's request."""
         return self.address.reply(message)
 
     def ask(
@@ -68,7 +69,7 @@ class SubjectActor(Generic[M]):
         return self.address.ask(make, deadline_ms)
 
     async def request(self, make: Callable[[ReplySlot[R]], M]) -> ReplySlot[R]:
-        """Ask without waiting; return the slot of the answer, for `ActorIsolation.answer` or
+        """Ask without waiting. Return the slot of the answer, for `ActorIsolation.answer` or
         `answered`."""
         reply: ReplySlot[R] = ReplySlot(self.address._mailbox.asks)
         await self.address.send(make(reply))
@@ -87,7 +88,7 @@ class SubjectActor(Generic[M]):
         return self.address.path in self._stage.system.cells
 
     def statistics(self) -> ActorStatistics:
-        """Return the actor's state, mailbox depth and counts. Raises `AssertionError` when it has
+        """Return the actor's state, mailbox depth and counts. Raises `AssertionError` if it has
         stopped."""
         cell = self._stage.system.cells.get(self.address.path)
         if cell is None:
@@ -96,7 +97,8 @@ class SubjectActor(Generic[M]):
 
 
 class ActorIsolation:
-    """The surroundings of one actor: ``async with Isolation() as stage`` on a `VirtualTimeLoop`.
+    """The environment of one actor: ``async with ActorIsolation() as stage`` on a
+    `VirtualTimeLoop`.
 
     The fixture `stage` of `actors.testing.fixtures` is one. `seed` seeds the actors' randomness.
     """
@@ -107,13 +109,16 @@ class ActorIsolation:
         if encoded:
             self.system.mailbox_type = EncodedMailbox
         self._begun = asyncio.Event()
+        """Set once the actor system runs."""
         self._over = asyncio.Event()
+        """Set when the block is left, to end the actor system."""
         self._host: asyncio.Task[None] | None = None
+        """The task in which the actor system runs."""
 
     async def __aenter__(self) -> Self:
         self._loop.hold_time()
         self._loop.on_deadlock(self.waits)
-        # Cancel scopes belong to one task; a fixture begins and ends in two.
+        # A cancel scope belongs to one task, but a fixture is entered and left in two.
         self._host = asyncio.get_running_loop().create_task(self._run())
         await self._begun.wait()
         return self
@@ -139,12 +144,12 @@ class ActorIsolation:
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualTimeLoop):
             raise TypeError(
-                f"this test runs on {type(loop).__name__}: take the fixture `stage`, or run it "
+                f"this test runs on {type(loop).__name__}: use the fixture `stage`, or run it "
                 "on a VirtualTimeLoop"
             )
         return loop
 
-    # -- the cast --------------------------------------------------------------------------------
+    # -- actors -----------------------------------------------------------------------------------
 
     def start(
         self,
@@ -154,28 +159,29 @@ class ActorIsolation:
         mailbox: int | None = None,
         policy: CrashPolicy | None = None,
     ) -> SubjectActor[M]:
-        """Start the actor under test; it runs when the test next waits."""
+        """Start the actor under test. It runs when the test next waits."""
         return SubjectActor(self, self.system.spawn(factory, name, mailbox=mailbox, policy=policy))
 
     def probe(self, name: str = "probe", *, mailbox: int | None = None) -> PeerProbe:
-        """Start and return a neighbour; its `address` goes to the actor under test."""
+        """Start and return a peer, whose `address` to pass to the actor under test."""
         probe = PeerProbe(self, name)
         probe.start_in(self.system, mailbox)
         return probe
 
     def casting(self, role: str) -> PeerProbeFactory:
-        """Return a factory of probes in place of the children that the actor under test spawns."""
+        """Return a factory of probes to use instead of the children that the actor under test
+        spawns."""
         return PeerProbeFactory(self, role)
 
     # -- time ------------------------------------------------------------------------------------
 
     async def idle(self) -> None:
-        """Return when all ready callbacks have run; no time passes."""
+        """Return when all ready callbacks have run. No time passes."""
         await self._loop.idle()
 
     async def advance(self, delay_ms: float) -> None:
-        """Let `delay_ms` pass: timers fire in order, each at its time; return when all callbacks
-        that this made ready have run."""
+        """Let `delay_ms` pass: timers fire in order, each at its time. Return when all callbacks
+        that become ready have run."""
         await self._loop.advance(delay_ms)
 
     def now_ms(self) -> float:
@@ -183,22 +189,22 @@ class ActorIsolation:
         return self.clock.monotonic_ms()
 
     def next_timer_ms(self) -> float | None:
-        """Return the milliseconds until the next timer is due; None without one."""
+        """Return the milliseconds until the next timer fires; None without a timer."""
         return self._loop.next_timer_ms()
 
     # -- answers and ends ------------------------------------------------------------------------
 
     async def answer(self, reply: ReplySlot[R]) -> R:
         """Return the answer. Raises the error with which the request failed, and `AssertionError`
-        if it is unanswered once everything has run."""
+        if there is no answer after everything has run."""
         await self.idle()
         if not reply.answered:
             raise self.failed("expected an answer, none came")
         return await reply.wait()
 
     async def expect_crash(self, kind: type[E]) -> E:
-        """Consume and return the error of an actor whose policy escalated its crash, so that it
-        does not fail the test. Raises `AssertionError`."""
+        """Return and consume the error of an actor whose policy escalated its crash, so that the
+        crash does not fail the test. Raises `AssertionError` if there is none."""
         await self.idle()
         system = self.system
         found, system.failure = system.failure, None
@@ -211,7 +217,7 @@ class ActorIsolation:
 
     @property
     def crash(self) -> ActorCrashed | None:
-        """Return the first escalated crash that is not yet expected."""
+        """Return the first escalated crash that was not consumed yet."""
         return self.system.failure
 
     # -- texts of a failing test -----------------------------------------------------------------
@@ -224,7 +230,7 @@ class ActorIsolation:
         return "\n  ".join([f"Actors ({timer}):", *lines])
 
     def failed(self, what: str) -> AssertionError:
-        """Return the error of an expectation that was not met."""
+        """Return the error for an expectation that was not met."""
         error = AssertionError(f"{what}.\n{self.waits()}")
         error.__cause__ = self.system.failure
         return error

@@ -1,16 +1,16 @@
 """Maintains one view step by step through an engine, without the rest of the service.
 
-`MaintainedView` keeps the inputs' updates, the output's and the hidden state as plain Python rows,
-answers the plan's lookups from them, sends Prepare, Step and Difference to an executor actor, and
-cuts their answers as the dataflow does. Checks of views and property tests drive it.
+`MaintainedView` keeps the updates of the inputs and the output, and the hidden state, as plain
+Python rows. It answers the plan's lookups from them, sends Prepare, Step and Difference to an
+executor actor, and cuts the answers as a dataflow does. Checks of views and property tests use it.
 
 Rules: a step covers ``lo <= time < hi``; the first one hydrates with ``lo == 0``. Lookups return
 exactly the rows whose keys match, null-safe, as `plan.delta.StateLookup` defines it, so that a plan
-that requests too few rows gives a wrong answer. Steps take turns: all strata in one run, one by
-one, and cut at random (`fuse` chooses one way); a state that is looked up by the output of an
-earlier stratum of the same run is given whole. On a `DefiniteError` the interval is halved until
-one time fails; the view is in error from there, and is computed from scratch at each later time
-until that succeeds.
+that requests too few rows gives a wrong answer. Steps alternate between all strata in one run, one
+by one, and cut at random (`fuse` fixes one way). A state that is looked up by the output of an
+earlier stratum of the same run is given in full. On a `DefiniteError` the interval is halved until
+a single time fails; from there the view is in error, and is computed from scratch at each later
+time until that succeeds.
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ class EngineCaller:
         self._executor = executor
         self._name = name
         self._jobs = 0
+        """Number of job ids given out."""
         self.parses = False
-        """True once any plan was made by a parser, not by Spark."""
+        """True once a plan was made by a parser and not by Spark."""
 
     def job_id(self) -> str:
-        """Return a fresh job id."""
+        """Return a new job id."""
         self._jobs += 1
         return f"{self._name}-{self._jobs}"
 
@@ -118,7 +119,7 @@ class EngineCaller:
         time: int,
         old: Iterable[Row] | None = None,
     ) -> list[Row]:
-        """Return the answer of plain Spark to the view's own text, less `old`."""
+        """Return plain Spark's answer to the view's own query, minus `old`."""
         tables = tuple(
             (name, rows_message(schema, weighted(bag, time)))
             for name, schema, bag in zip(plan.inputs, plan.input_schemas, contents, strict=True)
@@ -148,7 +149,7 @@ def weighted(bag: Counter[tuple[Any, ...]], time: int) -> list[Row]:
 
 
 def rows_message(schema: TableSchema, updates: Iterable[Row]) -> JobRows:
-    """Return updates as a job carries them."""
+    """Return updates in the form in which a job carries them."""
     columns = tuple((column.name, column.type) for column in schema.columns)
     rows = list(updates)
     return JobRows(
@@ -165,7 +166,8 @@ def updates_of(table: pa.Table, names: Sequence[str]) -> list[Row]:
 
 
 def _plain(value: pa.Scalar) -> Any:
-    """Return a value of Python's; a time after 9999, which has none, as its microseconds."""
+    """Return a value as a Python object; a time after year 9999, which Python lacks, as
+    microseconds."""
     try:
         return value.as_py()
     except OverflowError:
@@ -177,7 +179,7 @@ def _plain(value: pa.Scalar) -> Any:
 
 
 def accumulated(updates: Iterable[Row], time: int) -> Counter[tuple[Any, ...]]:
-    """Return the sums of the diffs up to a time, zeros left out."""
+    """Return the sums of the diffs up to a time, without zeros."""
     sums: Counter[tuple[Any, ...]] = Counter()
     for row, at, diff in updates:
         if at <= time:
@@ -191,9 +193,11 @@ class WeightedRows:
     def __init__(self, schema: TableSchema) -> None:
         self.schema = schema
         self._weights: dict[tuple[Any, ...], int] = {}
+        """Weight of each row; rows with weight 0 are removed."""
         self._indexes: dict[
             tuple[str, ...], dict[tuple[Any, ...], dict[tuple[Any, ...], None]]
         ] = {}
+        """Rows by the values of their key columns, for each key that was looked up."""
 
     def add(self, updates: Iterable[Row]) -> None:
         """Add updates, whatever their times."""
@@ -242,33 +246,40 @@ class WeightedRows:
 
 
 class MaintainedView:
-    """One view with all states of its maintenance."""
+    """One view with all the state that its maintenance needs."""
 
     def __init__(
         self, engine: EngineCaller, plan: DeltaPlan, dataflow: str, *, fuse: bool | None = None
     ) -> None:
-        """Start without contents; `dataflow` names the plan in the engine; several views may share
+        """Start without contents. `dataflow` names the plan in the engine; several views may share
         it once it is prepared."""
         self.plan = plan
         self.inputs: list[list[Row]] = [[] for _ in plan.inputs]
+        """Updates of each input so far."""
         self.output: list[Row] = []
+        """Updates of the output so far."""
         self.hidden: tuple[list[Row], ...] = tuple([] for _ in plan.hidden)
+        """Updates of each hidden state so far."""
         self.errors: set[int] = set()
         """Times at which the view was found to be in error."""
         self.in_error = False
+        """True while the view is in error."""
         self.rows_read: list[int] = []
-        """Rows of state that lookups returned in each step that ran strata (each row once)."""
+        """Number of rows of state that lookups returned, for each step that ran strata (each row
+        once)."""
         self._engine = engine
         self._dataflow = dataflow
         self._fuse = fuse
         self._steps = 0
+        """Number of steps so far; decides how the strata are cut into runs."""
         self._states: dict[str, WeightedRows] = {}
+        """Rows that lookups read, by input or hidden state."""
         for index, schema in enumerate(plan.input_schemas):
             self._states[InputKind.STATE.text(index)] = WeightedRows(schema)
         self._forget_hidden()
 
     async def prepare(self) -> None:
-        """Prepare the plan in the engine. Raises the engine's refusal."""
+        """Prepare the plan in the engine. Raises the error with which the engine refuses it."""
         if self.plan.strata:
             await self._engine.run(PreparePlan(self._engine.job_id(), self._dataflow, self.plan))
 
@@ -278,10 +289,10 @@ class MaintainedView:
             await self._engine.run(ForgetPlan(self._engine.job_id(), self._dataflow))
 
     async def advance(self, deltas: Sequence[list[Row]], lo: int, hi: int) -> None:
-        """Run one step, halving or recomputing as needed. Raises the engine's errors but
+        """Run one step, halving or recomputing as needed. Raises the engine's errors except
         `DefiniteError`."""
         times: Sequence[int] = sorted({time for delta in deltas for _, time, _ in delta})
-        if self.plan.temporal and lo > 0:  # time itself may change the view, at any time
+        if self.plan.temporal and lo > 0:  # the passage of time alone may change the view
             times = range(lo, hi)
         if self.in_error or not self.plan.strata:
             for time in times or ([hi - 1] if lo == 0 else []):
@@ -453,7 +464,7 @@ class MaintainedView:
         return runs
 
     def _have_rows(self, lookup: StateLookup, found: dict[str, NodeRelation]) -> bool:
-        """Return whether an origin has a row; one that this very run makes may have."""
+        """Return whether a lookup's origin has a row; one that this same run makes might have."""
         relations = (found.get(name) for name, _ in lookup.origins)
         return any(relation is None or bool(relation.updates) for relation in relations)
 
@@ -466,7 +477,7 @@ class MaintainedView:
         lo: int,
         within: ComparedRange | None,
     ) -> None:
-        """Add the lookup's rows to its target; no row twice."""
+        """Add the lookup's rows to its target, without duplicates."""
         state = self._states[lookup.target]
         chosen = taken.setdefault(lookup.target, set())
         keys: set[tuple[Any, ...]] | None = set() if lookup.key else None
@@ -481,7 +492,7 @@ class MaintainedView:
             if relation is None:
                 if InputName.parse(name).kind is not InputKind.RESULT:
                     raise InvalidUsage(f"{lookup}: nothing has looked up {name} before")
-                keys = None  # this very run makes the origin, so any row may be looked up
+                keys = None  # this same run makes the origin, so any row may be looked up
             elif keys is not None:
                 keys |= _key_values(relation, columns)
         if keys is not None and not lookup.nulls:
@@ -521,7 +532,7 @@ def split_output(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[lis
 
 
 def _made(table: pa.Table) -> NodeRelation:
-    """Return a stratum's output, its types read off Arrow."""
+    """Return a stratum's output, with types derived from Arrow."""
     from actors.model.plan.schema import spark_type
 
     fields = [field for field in table.schema if field.name not in (TIME, DIFF)]

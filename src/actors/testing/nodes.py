@@ -1,12 +1,12 @@
 """Delta nodes in pure Python: the same algebra that `actors.engine.spark` runs, one row at a time.
 
-A relation is its columns (name, Spark type) and its updates (values, time, diff). Joins compare
-with SQL's ``=`` (NULL matches nothing) or null-safe. Groups and rows compare null-safe. In
-groups and keys NaN equals itself and -0.0 equals 0.0; rows compare by their bits (`frozen`
-gives -0.0 a value of its own, and NaN one object).
+A relation consists of its columns (name, Spark type) and its updates (values, time, diff). Joins
+compare with SQL's ``=`` (NULL matches nothing) or null-safe. Groups and rows compare null-safe. In
+groups and keys, NaN equals itself and -0.0 equals 0.0; rows compare by their bits (`frozen` gives
+-0.0 a value of its own, and NaN one object).
 
 The global aggregate (no keys): the step that hydrates it, recognised by ``lo == 0``, touches its
-group at the interval's last time even without input, so that its one row is there from then on.
+group at the interval's last time even without input, so that its one row exists from then on.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from actors.testing.sort_orders import sort_key
 
 Update: TypeAlias = tuple[tuple[Any, ...], int, int]
 Columnar: TypeAlias = tuple[tuple[str, str], ...]
-"""(column name, Spark type) each."""
+"""For each column its name and Spark type."""
 COUNT: Final = "n"
 
 
@@ -72,7 +72,7 @@ class FrozenDict(dict[str, Any]):
 
 
 class _NegativeZero(float):
-    """-0.0, which is a number like 0.0 and a value of its own."""
+    """The value -0.0: equal to 0.0 as a number, but a value of its own."""
 
     def __eq__(self, other: object) -> bool:
         return other is self
@@ -86,7 +86,8 @@ NAN: Final = math.nan
 
 
 def frozen(value: Any) -> Any:
-    """Return the value as rows compare: hashable also when it is nested, floats by their bits."""
+    """Return the value in the form in which rows compare: hashable even if nested, floats by their
+    bits."""
     if isinstance(value, float):
         if math.isnan(value):
             return NAN
@@ -110,7 +111,7 @@ class NodeRelation(msgspec.Struct):
 
 
 def group_key(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return values as they compare in groups."""
+    """Return values in the form in which groups compare."""
     return tuple(_group_value(value) for value in values)
 
 
@@ -227,7 +228,7 @@ class NodeRunner:
         return both
 
     def _match(self, node: MatchState) -> NodeRelation:
-        """Run a plain join of states: consolidated first, so that weights are counts."""
+        """Run a plain join of states, consolidated first, so that weights are counts."""
         left, right = self.run(node.left), _state(self.run(node.right))
         if node.kind == "full":
             left = _state(left)
@@ -487,7 +488,9 @@ class _Bag:
     def __init__(self, key: tuple[Any, ...]) -> None:
         self.key = key
         self.exists = False
+        """True once the row of a global group exists."""
         self._weights: dict[tuple[Any, ...], int] = {}
+        """Weight of each row."""
 
     def add(self, row: tuple[Any, ...], diff: int) -> None:
         bits = tuple(map(frozen, row))
@@ -508,7 +511,7 @@ def _declared(columns: Columnar, node: RecomputeGroups) -> Columnar:
 
 
 def consolidated(updates: Iterable[Update]) -> list[Update]:
-    """Return updates with the diffs of equal (row, time) summed, zeros left out; rows compare by
+    """Return updates with the diffs of equal (row, time) summed, without zeros; rows compare by
     their bits."""
     sums: dict[tuple[tuple[Any, ...], int], int] = {}
     for row, time, diff in updates:
@@ -532,7 +535,7 @@ def _grouped(relation: NodeRelation, keys: tuple[str, ...]) -> list[tuple[tuple[
 def _weights(
     relations: Iterable[NodeRelation], keys: tuple[str, ...]
 ) -> dict[tuple[Any, ...], dict[tuple[Any, ...], int]]:
-    """Return the weight of each row of each group, in all relations together."""
+    """Return the weight of each row of each group, over all relations together."""
     found: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = {}
     for relation in relations:
         for key, (row, _, diff) in _grouped(relation, keys):
@@ -557,7 +560,7 @@ def _positive_zero(value: Any) -> Any:
 
 
 def _state(relation: NodeRelation) -> NodeRelation:
-    """Return the rows of a state, each once with its weight."""
+    """Return the rows of a state, each once, with its weight."""
     sums: dict[tuple[Any, ...], int] = {}
     for row, _, diff in relation.updates:
         sums[row] = sums.get(row, 0) + diff

@@ -1,15 +1,15 @@
-"""Finds the places where plain Spark is free to choose, and the answers that it could give.
+"""Finds where Spark may choose freely in a query, and the answers that it could give.
 
-`nondeterminism_of` finds in a query's text the constructs whose result the text does not determine:
-``first``, ``last``, ``any_value``, ties of ``max_by`` and ``min_by``, LIMIT without a total order;
-and other constructs that depend on an order of rows. For constructs at the top it writes an *oracle
-text* that has all candidates: sets of values in place of a chosen one, every row with its rank in
-place of the first n. `QueryNondeterminism.differences` then accepts an answer when it can be made
-by choosing among them.
+`nondeterminism_of` finds the constructs whose result the query's text does not determine:
+``first``, ``last``, ``any_value``, ties of ``max_by`` and ``min_by``, LIMIT without a total order,
+and other constructs that depend on an order of rows. For constructs at the top level it writes an
+*oracle text* that returns all candidates: sets of values instead of a chosen one, every row with
+its rank instead of the first n. `QueryNondeterminism.differences` then accepts an answer that can
+be made by choosing among them.
 
-Rules: a choice below the top (a LIMIT in a subquery, a HAVING over ``first``), and windows and
-collections whose order is not total, are of kind *unknown*: the text itself is run, an equal answer
-is exact, and another one is not called wrong but *not checked*.
+Rules: a choice below the top level (a LIMIT in a subquery, a HAVING over ``first``), and windows
+and collections whose order is not total, are of kind *unknown*: the query itself is run; an equal
+answer is exact, and a different one is not called wrong but *not checked*.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ChosenColumn(msgspec.Struct, frozen=True):
 
 
 class QueryNondeterminism(msgspec.Struct, frozen=True):
-    """The choices that a query leaves to Spark; `kind` is ``none``, ``columns``, ``limit`` or
+    """The choices that a query leaves to Spark. `kind` is ``none``, ``columns``, ``limit`` or
     ``unknown``."""
 
     kind: str
@@ -63,14 +63,14 @@ class QueryNondeterminism(msgspec.Struct, frozen=True):
     why: str = ""
     chosen: tuple[ChosenColumn, ...] = ()
     width: int = 0
-    """Number of the query's own columns, with which an oracle text with ranks begins."""
+    """Number of the query's own columns, which come first in an oracle text with ranks."""
     limit: int = 0
     offset: int = 0
 
     def differences(
         self, expected: Weighted, found: Weighted, *, exact_decimals: bool
     ) -> list[RowDifference]:
-        """Return the differences that no choice explains; `expected` is the oracle text's
+        """Return the differences that no choice explains. `expected` is the oracle text's
         answer."""
         if self.kind == "columns":
             return _match(expected, found, self.chosen)
@@ -113,18 +113,18 @@ NONE: Final = QueryNondeterminism("none")
 
 
 def nondeterminism_of(sql: str) -> QueryNondeterminism:
-    """Return the choices that a query leaves to Spark: none for a text that cannot be parsed;
+    """Return the choices that a query leaves to Spark: none for a text that cannot be parsed,
     unknown for one that is nested too deeply to be parsed here.
 
-    The oracle text comes from this parser, which may lose syntax that it does not know: a caller
-    must check that it admits the answer of the query itself (`reference` does).
+    The oracle text comes from sqlglot's parser, which may lose syntax that it does not know: a
+    caller must check that the oracle's answer admits the query's own (`reference` does).
     """
     try:
         tree = sqlglot.parse_one(sql, dialect="spark")
     except SqlglotError:
         return NONE
     except RecursionError:
-        return QueryNondeterminism("unknown", why="its text is nested too deeply to be read here")
+        return QueryNondeterminism("unknown", why="its text is nested too deeply to be parsed here")
     free = [node for node in tree.walk() if _is_free(node, tree)]
     if not free:
         return NONE
@@ -137,7 +137,7 @@ def nondeterminism_of(sql: str) -> QueryNondeterminism:
 
 
 def is_approximate(sql: str) -> bool:
-    """Return whether a text has an aggregate that Spark computes exactly over few rows only.
+    """Return whether a query has an aggregate that Spark computes exactly only over few rows.
 
     >>> is_approximate("SELECT percentile_approx(x, 0.5) FROM t")
     True
@@ -160,7 +160,7 @@ def _is_free(node: Any, root: Any) -> bool:
 
 def _unknown(node: Any) -> QueryNondeterminism:
     return QueryNondeterminism(
-        "unknown", why=f"Spark is free to choose in {node.sql(dialect='spark')[:60]}"
+        "unknown", why=f"Spark may choose freely in {node.sql(dialect='spark')[:60]}"
     )
 
 
@@ -255,7 +255,7 @@ def _resolved(term: Any, tree: Any, outputs: Sequence[str]) -> Any:
 def _match(
     expected: Weighted, found: Weighted, chosen: Sequence[ChosenColumn]
 ) -> list[RowDifference]:
-    """Match each found row to an expected row that admits it, each used once."""
+    """Match each found row to an expected row that admits it, using each only once."""
     wanted = [row for row, weight in expected.items() for _ in range(weight)]
     given = [row for row, weight in found.items() for _ in range(weight)]
     fits = _fits(chosen)

@@ -1,14 +1,16 @@
-"""The oracle: a query's contents by SQLite, sharing no code with compiler or delta rules.
+"""The oracle: computes a query's contents with SQLite, without code of the compiler or the delta
+rules.
 
-`QueryOracle` accumulates inputs as weighted rows; `contents` runs the view's own text on an
-in-memory SQLite database in which each row is repeated by its weight; `differences` compares bags,
-floats and decimals to a tolerance.
+`QueryOracle` accumulates inputs as weighted rows. `contents` runs the view's own text on an
+in-memory SQLite database in which each row is repeated by its weight. `differences` compares bags,
+floats and decimals within a tolerance.
 
-Rules: the text is generated for SQLite by sqlglot, with functions of ours for those that SQLite
-lacks (`oracle_functions`): ``/``, ``div``, ``%`` and CAST as ANSI Spark's, spreads, truths, counts
-of several columns. Booleans are 0 and 1, decimals are floats, dates and timestamps ISO text; the
-answer is cast back to the output's types. Out of scope: nested types, NaN, other Spark functions
-that SQLite lacks, exact decimals beyond 15 digits, overflow of 32-bit integers.
+Rules: sqlglot generates the text for SQLite; our own functions replace those that SQLite lacks
+(`oracle_functions`): ``/``, ``div``, ``%`` and CAST as in ANSI Spark, standard deviations and
+variances, bool_and and bool_or, counts of several columns. Booleans are 0 and 1, decimals are
+floats, dates and timestamps are ISO texts; the answer is cast back to the output's types. Out of
+scope: nested types, NaN, other Spark functions that SQLite lacks, exact decimals beyond 15 digits,
+overflow of 32-bit integers.
 """
 
 from __future__ import annotations
@@ -51,9 +53,10 @@ class QueryOracle:
     def __init__(self, tables: Mapping[str, TableSchema]) -> None:
         self._tables = dict(tables)
         self._updates: list[tuple[int, str, tuple[Any, ...], int]] = []
+        """Updates so far: time, table, row and diff."""
 
     def add(self, time: int, table: str, row: tuple[Any, ...], diff: int) -> None:
-        """Note one update."""
+        """Record one update."""
         self._updates.append((time, table, row, diff))
 
     def contents(self, sql: str, output: TableSchema, time: int) -> Counter[tuple[Any, ...]]:
@@ -77,7 +80,7 @@ def run_query(
 def ordered_rows(
     sql: str, tables: Mapping[str, tuple[TableSchema, Weighted]], output: TableSchema
 ) -> list[tuple[Any, ...]]:
-    """Return the query's rows over given contents, duplicates included, in the query's order."""
+    """Return the query's rows over given contents, including duplicates, in the query's order."""
     text = sqlite_text(sql)
     connection = apsw.Connection(":memory:")
     try:
@@ -105,7 +108,7 @@ def sqlite_text(sql: str) -> str:
         raise QueryRejected(f"the oracle cannot read {sql!r}: {error}") from None
     for select in tree.find_all(exp.Select):
         _check_joins(select)
-    for node in reversed(list(tree.walk())):  # children first: `transform` would skip those
+    for node in reversed(list(tree.walk())):  # children first: `transform` would skip them
         made = _rewrite(node)
         if made is not node:
             tree = made if node is tree else tree
@@ -118,7 +121,7 @@ def _check_joins(select: Any) -> None:
     `QueryRejected`."""
     seen = False
     for join in select.args.get("joins") or []:
-        # A RIGHT or FULL JOIN makes rows of its own, which the WHERE would drop.
+        # A RIGHT or FULL JOIN makes additional rows, which the WHERE would drop.
         if seen and join.args.get("side") in ("RIGHT", "FULL"):
             raise QueryRejected("the oracle cannot run a RIGHT or FULL JOIN after a semi join")
         seen = seen or join.args.get("kind") in ("SEMI", "ANTI")
@@ -161,7 +164,7 @@ def _both_literal(node: Any) -> bool:
 
 
 def _count(node: Any) -> Any:
-    """Return a count of several columns as a function of ours: SQLite counts one column only."""
+    """Return a count of several columns as one of our functions: SQLite counts only one column."""
     distinct = isinstance(node.this, exp.Distinct)
     trees = node.this.expressions if distinct else [node.this, *node.expressions]
     if len(trees) < 2:
@@ -210,9 +213,9 @@ def _back(value: Any, kind: str) -> Any:
 def differences(
     expected: Weighted, found: Weighted, *, exact_decimals: bool = False
 ) -> list[RowDifference]:
-    """Return rows whose weights differ, floats compared to a tolerance.
+    """Return the rows whose weights differ, comparing floats within a tolerance.
 
-    Decimals are, too (SQLite computes them as floats), unless `exact_decimals`.
+    Decimals, too, are compared within it (SQLite computes them as floats), unless `exact_decimals`.
     """
     wrong: list[RowDifference] = []
     inexact = float if exact_decimals else (float, Decimal)
@@ -226,7 +229,7 @@ def differences(
 def _exact_groups(
     rows: Weighted, inexact: Any
 ) -> dict[tuple[Any, ...], list[tuple[tuple[Any, ...], int]]]:
-    """Return rows grouped by their values that compare exactly."""
+    """Return rows grouped by those of their values that compare exactly."""
     groups: dict[tuple[Any, ...], list[tuple[tuple[Any, ...], int]]] = {}
     for row, weight in rows.items():
         if weight:
@@ -238,7 +241,7 @@ def _exact_groups(
 def _compare(
     expected: list[tuple[tuple[Any, ...], int]], found: list[tuple[tuple[Any, ...], int]]
 ) -> list[RowDifference]:
-    """Match rows that agree in their exact values within the tolerance; return the others."""
+    """Match rows that agree in their exact values, within the tolerance. Return the others."""
     rest = [row for row, _ in found]
     weights = [weight for _, weight in found]
     wrong = []

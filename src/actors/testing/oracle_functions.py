@@ -1,9 +1,9 @@
-"""Spark's functions that SQLite lacks, for the oracle: registered on its connection.
+"""Spark functions that SQLite lacks, for the oracle: registered on its connection.
 
-Scalars: ``/``, ``div``, ``%`` and CAST as ANSI Spark has them (division by zero and malformed input
-raise `DefiniteError`), parts of dates, least and greatest that skip NULL. Aggregates: standard
-deviations and variances, bool_and and bool_or, count over the distinct values of several columns,
-max_by and min_by; all of them skip NULL and are NULL over no values, but counts are 0.
+Scalars: ``/``, ``div``, ``%`` and CAST as in ANSI Spark (division by zero and malformed input raise
+`DefiniteError`), parts of dates, least and greatest that skip NULL. Aggregates: standard deviations
+and variances, bool_and and bool_or, count over the distinct values of several columns, max_by and
+min_by. All skip NULL and are NULL over no values, except that counts are 0.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ def register(connection: apsw.Connection) -> None:
 
 
 def to_sqlite(value: Any) -> Any:
-    """Return a Spark value as SQLite holds it."""
+    """Return a Spark value as SQLite stores it."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, datetime):
         return value.replace(tzinfo=None).isoformat(sep=" ")
-    # SQLite has no nested values: a query may pass over them, and compares their texts.
+    # SQLite has no nested values: a query may pass them through, and compares their texts.
     if isinstance(value, list | dict):
         return str(value)
     return value.isoformat() if isinstance(value, date) else value
 
 
 def _factory(finish: Callable[[list[Any]], Any]) -> Callable[[], Any]:
-    """Return apsw's form of an aggregate: (state, step, end), the state a list of values."""
+    """Return an aggregate in the form that apsw takes: (state, step, end), the state a list of
+    values."""
 
     def step(values: list[Any], *row: Any) -> None:
         values.append(row[0] if len(row) == 1 else row)
@@ -107,11 +108,11 @@ def _div(a: Any, b: Any) -> int:
 
 
 def _mod(a: Any, b: Any) -> Any:
-    """Return the remainder with the sign of the dividend, as Spark's."""
+    """Return the remainder with the sign of the dividend, as in Spark."""
     if not (math.isfinite(a) and math.isfinite(_nonzero(b))):
-        # Of infinity there is no remainder; divided by infinity a number remains as it is.
+        # Infinity has no remainder; a number divided by infinity remains as it is.
         return a if math.isfinite(a) and math.isinf(b) else math.nan
-    # Exact: floats would lose the low digits of a bigint, and SQLite holds decimals as floats, of
+    # Exact: floats would lose the low digits of a bigint. SQLite stores decimals as floats, for
     # which 1.0 % 0.1 is not 0.
     left, right = Fraction(str(a)), Fraction(str(b))
     rest = left - math.trunc(left / right) * right

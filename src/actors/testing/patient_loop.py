@@ -1,15 +1,15 @@
 """An event loop on real sockets whose time stops while the loop itself is late.
 
-Theory of operation. A deadline tells a slow peer from a dead one, so its test needs a short one. On
-a busy machine a short deadline also passes while this process gets no processor: the peer's bytes
-lie in the kernel, or the peer is a task of the same loop that had no turn either. `PatientLoop`
-counts for each of its turns the time that it asked the selector to wait, and at most `TURN_S` for
+Theory of operation. A deadline distinguishes a slow peer from a dead one, so its test needs a short
+one. On a busy machine a short deadline also passes while this process gets no CPU: the peer's bytes
+are in the kernel, or the peer is a task of the same loop that had no turn either. `PatientLoop`
+counts, for each of its turns, the time that it asked the selector to wait, and at most `TURN_S` for
 its callbacks. A pause of the process, a slow callback or a late wake-up takes no longer than that
-in the loop's time, and whatever is ready is handled before time goes on. Both sides of a
-conversation then have their turns before a deadline of either one passes, if both run on this loop.
+in the loop's time, and everything ready is handled before time advances. If both sides of a
+conversation run on this loop, both have their turns before a deadline of either passes.
 
-Time that other processes and threads take counts in full. `time.monotonic` is not changed: compare
-times of this loop with ``loop.time()`` or ``anyio.current_time()`` only.
+Time spent by other processes and threads counts in full. `time.monotonic` is not changed: compare
+times of this loop only with ``loop.time()`` or ``anyio.current_time()``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ TURN_S: Final = 0.005
 
 
 class _Selector(selectors.DefaultSelector):
-    """Notes how much of the real time counts."""
+    """Measures how much of the real time counts."""
 
     def __init__(self) -> None:
         super().__init__()
         self._returned = self.now = time.monotonic()
+        """When `select` last returned (real time), and the loop's own time."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Return ready events, and advance the loop's time."""
@@ -51,5 +52,5 @@ class PatientLoop(asyncio.SelectorEventLoop):
         super().__init__(self._patient)
 
     def time(self) -> float:
-        """Return seconds that never go back, as of the beginning of this turn."""
+        """Return seconds that never go back, as of the start of this turn."""
         return self._patient.now

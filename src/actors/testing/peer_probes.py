@@ -1,11 +1,11 @@
-"""Doubles of an actor's neighbours: probes that record messages and fail on command.
+"""Doubles of an actor's peers: probes that record messages and fail on command.
 
-A `PeerProbe` is an actor that keeps its messages in order until the test expects them. A test
-may do to it what happens to real neighbours: it answers asks (`answers`), with an error or never;
-it is slow (`stall`: its mailbox is full, senders wait); it stops, or crashes. A `PeerProbeFactory`
-makes the neighbours that the actor under test spawns as its own children.
+A `PeerProbe` is an actor that keeps its messages in order until the test expects them. A test can
+make it behave as real peers do: it answers asks (`answers`), with an error or never; it is slow
+(`stall`: its mailbox is full and senders wait); it stops or crashes. A `PeerProbeFactory` makes the
+peers that the actor under test spawns as its own children.
 
-Every expectation first runs all ready callbacks: a message that has not arrived then never will.
+Every expectation first runs all ready callbacks: a message that has not arrived by then never will.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class PeerCrashed(Exception):
-    """The error with which a neighbour fails when it is made to crash."""
+    """The error with which a probe crashes on command."""
 
 
 class _Crash(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class MessageMatch:
         return f"{self.kind.__name__}({fields}…)" if fields else self.kind.__name__
 
     def why_not(self, message: Any) -> str | None:
-        """Return the reason why a message does not fit; None when it does."""
+        """Return why a message does not match; None if it does."""
         if not isinstance(message, self.kind):
             return f"expected {self!r}, got {message!r}"
         for name, wanted in self.fields.items():
@@ -68,30 +68,33 @@ def same(found: Any, wanted: Any) -> bool:
 
 
 class PeerProbe(Actor[Any]):
-    """A probe in an actor's neighbourhood: made by `ActorIsolation.probe` or by a
+    """A probe in place of an actor's peer, made by `ActorIsolation.probe` or by a
     `PeerProbeFactory`."""
 
     address: ActorAddress[Any]
+    """Its address, once it was spawned."""
 
     def __init__(self, stage: ActorIsolation, name: str, args: tuple[Any, ...] = ()) -> None:
         self.name = name
         self.args = args
-        """Arguments with which the actor under test made it (of a `PeerProbeFactory`)."""
+        """Arguments with which the actor under test made it (only from a `PeerProbeFactory`)."""
         self.received: deque[Any] = deque()
-        """Messages not yet expected, in order."""
+        """Messages that the test has not expected yet, in order."""
         self.stopped = False
+        """True once it has stopped or crashed."""
         self._stage = stage
         self._plays: list[tuple[type[Any], Callable[[Any], object]]] = []
+        """Actions to run with each message of a kind, the latest set first."""
         self._system: ActorSystem = stage.system
 
     def start_in(self, system: ActorSystem, mailbox: int | None) -> None:
-        """Spawn it as a root; its death does not affect other actors."""
+        """Spawn it as a root actor; its death does not affect other actors."""
         self.address = system.spawn(lambda: self, self.name, mailbox=mailbox, policy=STOP)
 
     # -- as an actor -----------------------------------------------------------------------------
 
     async def on_start(self) -> None:
-        """Note its address."""
+        """Record its address."""
         self.address = self.ctx.self
 
     def receive(self, message: Any) -> None:
@@ -106,7 +109,7 @@ class PeerProbe(Actor[Any]):
                 return
 
     async def on_stop(self) -> None:
-        """Note its end."""
+        """Record its end."""
         self.stopped = True
 
     def describe(self) -> str:
@@ -119,7 +122,8 @@ class PeerProbe(Actor[Any]):
     async def expect(self, kind: type[T], **fields: Any) -> T:
         """Return the next message, which must be a `kind` with these field values.
 
-        Raises `AssertionError` with the message that came instead, or with every actor's wait.
+        Raises `AssertionError` with the message that came instead, or with what every actor waits
+        for.
         """
         wanted = MessageMatch(kind, fields)
         await self._stage.idle()
@@ -132,10 +136,10 @@ class PeerProbe(Actor[Any]):
         return found
 
     async def expect_all(self, *wanted: Any) -> list[Any]:
-        """Return the next messages, as many as are given, in any order: each a message, or a
-        `match`.
+        """Return the next messages, as many as are given, in any order. Each argument is a message
+        or a `match`.
 
-        They are returned in the order given. Raises `AssertionError`.
+        They are returned in the order of the arguments. Raises `AssertionError`.
         """
         await self._stage.idle()
         if len(self.received) < len(wanted):
@@ -152,7 +156,7 @@ class PeerProbe(Actor[Any]):
         return [head[index] for index in order]
 
     async def pick(self, kind: type[T], **fields: Any) -> T:
-        """Return the first message that fits, at any position; earlier messages stay.
+        """Return the first matching message at any position; earlier messages stay.
 
         Raises `AssertionError`.
         """
@@ -168,7 +172,7 @@ class PeerProbe(Actor[Any]):
         )
 
     async def expect_nothing(self) -> None:
-        """Assert that no unexpected message has come once everything has run; no time passes.
+        """Assert that no unexpected message has come after everything has run. No time passes.
         Raises `AssertionError`."""
         await self._stage.idle()
         if self.received:
@@ -177,14 +181,14 @@ class PeerProbe(Actor[Any]):
     # -- its behaviour ---------------------------------------------------------------------------
 
     def answers(self, kind: type[Any], answer: Any) -> None:
-        """Answer later messages of the kind by their field ``reply``: with a value, with an error
-        (a `PenstockError`), or with the result of a function of the message. Messages without an
-        answer wait for ever: that is the default. The latest call for a kind takes precedence."""
+        """Answer later messages of the kind through their field ``reply``: with a value, with an
+        error (a `PenstockError`), or with the result of a function of the message. By default such
+        messages are never answered. The latest call for a kind takes precedence."""
         self.set_action(kind, lambda message: _answer(message, answer))
 
     def set_action(self, kind: type[Any], action: Callable[[Any], object]) -> None:
-        """Run `action` with each later message of the kind, besides keeping it. The latest call for
-        a kind takes precedence."""
+        """Run `action` with each later message of the kind, in addition to keeping it. The latest
+        call for a kind takes precedence."""
         self._plays.insert(0, (kind, action))
 
     def stall(self) -> None:
@@ -193,7 +197,7 @@ class PeerProbe(Actor[Any]):
         self._set_limit(0)
 
     def resume(self) -> None:
-        """Accept messages again, those that waited first."""
+        """Accept messages again; those that waited come first."""
         self._set_limit(self._limit)
 
     def _set_limit(self, limit: int) -> None:
@@ -210,7 +214,7 @@ class PeerProbe(Actor[Any]):
         await self._stage.idle()
 
     async def stop(self) -> None:
-        """Stop in good order, and wait until it has."""
+        """Stop regularly, and wait until it has stopped."""
         cell = self._system.cells.get(self.address.path)
         if cell is not None and cell.address is self.address:
             cell.request_stop()
@@ -219,7 +223,7 @@ class PeerProbe(Actor[Any]):
 
 
 class PeerProbeFactory:
-    """Replaces a factory of actors: it makes probes, noted in order."""
+    """Replaces a factory of actors: it makes probes, and records them in order."""
 
     def __init__(self, stage: ActorIsolation, role: str) -> None:
         self.role = role
@@ -227,9 +231,10 @@ class PeerProbeFactory:
         """All probes, in the order in which they were made."""
         self._stage = stage
         self._expected = 0
+        """Number of probes that the test has expected so far."""
 
     def __call__(self, *args: Any) -> PeerProbe:
-        """Make a probe, when the actor under test makes a child."""
+        """Make a probe when the actor under test makes a child."""
         made = PeerProbe(self._stage, f"{self.role} {len(self.made)}", args)
         self.made.append(made)
         return made
@@ -240,7 +245,7 @@ class PeerProbeFactory:
         return [probe for probe in self.made if hasattr(probe, "address") and not probe.stopped]
 
     async def expect(self) -> PeerProbe:
-        """Return the next one made. Raises `AssertionError` when none was, once everything has
+        """Return the next probe made. Raises `AssertionError` if there is none after everything has
         run."""
         await self._stage.idle()
         if len(self.made) <= self._expected:
@@ -249,7 +254,7 @@ class PeerProbeFactory:
         return self.made[self._expected - 1]
 
     async def expect_none(self) -> None:
-        """Assert that no more were made. Raises `AssertionError`."""
+        """Assert that no more probes were made. Raises `AssertionError`."""
         await self._stage.idle()
         more = self.made[self._expected :]
         if more:
@@ -268,8 +273,8 @@ def _answer(message: Any, answer: Any) -> None:
 
 
 def _assigned(wanted: Sequence[Any], found: Sequence[Any]) -> list[int] | None:
-    """Return, for each of `wanted`, the index of a message in `found` that fits, none twice; None
-    if there is no such assignment."""
+    """Return, for each of `wanted`, the index of a matching message in `found`, without duplicates;
+    None if there is no such assignment."""
 
     def fits(index: int, place: int) -> bool:
         each = wanted[index]

@@ -1,7 +1,7 @@
 """A private PostgreSQL server for tests and benchmarks: initialised, started, killed, restarted.
 
 PostgreSQL refuses to run as root: then it runs as ``postgres`` or ``nobody``. It listens on a Unix
-socket in a folder of its own, and on a port of the loopback interface that is reserved for it, also
+socket in a folder of its own, and on a port of the loopback interface that stays reserved for it
 while it is down.
 """
 
@@ -30,17 +30,17 @@ _PLACES: Final = "/usr/lib/postgresql/*/bin"
 
 
 class NoPostgres(Exception):
-    """Raised when this machine has no PostgreSQL, or it does not start; the text gives the reason
-    and the remedy."""
+    """Raised if this machine has no PostgreSQL, or it does not start. The text gives the reason and
+    the remedy."""
 
 
 class NotInstalled(NoPostgres):
-    """Raised when this machine has no PostgreSQL."""
+    """Raised if this machine has no PostgreSQL."""
 
 
 def binary(name: str) -> str:
     """Return the path of one of PostgreSQL's programs. Raises `NotInstalled`."""
-    # Debian keeps them out of the path, one folder a version: the newest is taken.
+    # Debian keeps them outside PATH, in one folder per version: use the newest.
     places = sorted(
         glob.glob(f"{_PLACES}/{name}"), key=lambda place: _version(Path(place).parts[-3])
     )
@@ -58,34 +58,36 @@ def _version(text: str) -> int:
 
 
 def _account() -> str | None:
-    """Return the account that the server runs as; None: our own."""
+    """Return the account that the server runs as; None for our own."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
             pwd.getpwnam(name)
             return name
-    raise NoPostgres("PostgreSQL refuses root, and there is no other account to run it as")
+    raise NoPostgres("PostgreSQL refuses to run as root, and there is no other account")
 
 
 def reserve_port() -> socket.socket:
     """Return a socket that reserves a free port of the loopback interface while it is open."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Bound but not listening: servers, which set SO_REUSEADDR, can bind the port too, and the
+    # Bound but not listening: servers, which set SO_REUSEADDR, can bind the port as well, and the
     # system gives it to no other socket.
     held.bind(("127.0.0.1", 0))
     return held
 
 
 class PostgresServer:
-    """One server: superuser ``bench``, database ``postgres``, all connections are trusted."""
+    """One server with the superuser ``bench`` and the database ``postgres``; all connections are
+    trusted."""
 
     def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
         self.folder = folder
         """Folder of the Unix socket and the data."""
         self._held = reserve_port()
-        weakref.finalize(self, self._held.close)  # no ResourceWarning without `guarded`
+        """Socket that reserves the port."""
+        weakref.finalize(self, self._held.close)  # avoids a ResourceWarning without `guarded`
         self.port: int = self._held.getsockname()[1]
         self.user = "bench"
         self._data = folder / "data"
@@ -93,7 +95,8 @@ class PostgresServer:
         self._settings = dict(settings)
         if self._account is not None:
             shutil.chown(folder, self._account)
-        # Not of the environment's locale: in Turkish an I is no i, and names are not found.
+        # Not the environment's locale: in Turkish, upper and lower case of "i" differ, and names
+        # would not be found.
         options = ["-U", "bench", "-A", "trust", "-N", "--locale=C.UTF-8", "--encoding=UTF8"]
         self._run([binary("initdb"), "-D", str(self._data), *options])
 
@@ -103,7 +106,7 @@ class PostgresServer:
         return " ".join(f"{key}={value}" for key, value in {**parts, **more}.items())
 
     def start(self, **settings: str) -> None:
-        """Start the server, with these settings besides those it was made with."""
+        """Start the server, with these settings in addition to those given at creation."""
         options = [f"-h 127.0.0.1 -p {self.port} -k {self.folder}"]
         options += [f"-c {name}={value}" for name, value in (self._settings | settings).items()]
         self._control("-l", str(self.folder / "log"), "-o", " ".join(options), "start")
@@ -122,7 +125,8 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Stop all its processes where they are: connections stay open, and nobody answers."""
+        """Suspend all its processes while the block runs: connections stay open, and nothing
+        answers."""
         stopped = self._signal(signal.SIGSTOP)
         try:
             yield
@@ -134,7 +138,7 @@ class PostgresServer:
     def _signal(self, number: signal.Signals) -> list[int]:
         """Send a signal to all of the server's processes, and return them."""
         main = int((self._data / "postmaster.pid").read_text().split()[0])
-        # Listed while the parent lives: later their numbers may belong to other processes.
+        # List them while the parent lives: later their numbers may belong to other processes.
         children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
         processes = [main, *map(int, children)]
         for process in processes:
@@ -143,7 +147,7 @@ class PostgresServer:
         return processes
 
     def run(self, name: str, arguments: Sequence[str], *, timeout_s: float = _TIMEOUT_S) -> str:
-        """Run one of the client programs against the server; return its output. Raises
+        """Run one of the client programs against the server and return its output. Raises
         `NoPostgres`."""
         command = [binary(name), "-h", str(self.folder), "-p", str(self.port), "-U", "bench"]
         return self._run([*command, *arguments], timeout_s=timeout_s)
@@ -160,7 +164,7 @@ class PostgresServer:
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
         """Stop the server and remove its folder at the block's end, or when this process dies."""
-        # A separate process reads our pipe to its end, which comes even by ``kill -9``.
+        # A separate process reads our pipe to its end, which comes even after ``kill -9``.
         guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, binary("pg_ctl"), str(self.folder)],
             stdin=subprocess.PIPE,
@@ -196,7 +200,7 @@ class PostgresServer:
 
 
 def _wait_gone(process: int) -> None:
-    """Wait until a process is dead; shared memory is in use until then."""
+    """Wait until a process is dead: its shared memory is in use until then."""
     with contextlib.suppress(ProcessLookupError):
         watch = os.pidfd_open(process)
         try:
@@ -207,7 +211,8 @@ def _wait_gone(process: int) -> None:
 
 @contextlib.contextmanager
 def postgres_server(**settings: str) -> Iterator[PostgresServer]:
-    """Run a server while the block lasts, with settings of postgresql.conf. Raises `NoPostgres`."""
+    """Run a server while the block executes, with these settings of postgresql.conf. Raises
+    `NoPostgres`."""
     with tempfile.TemporaryDirectory(prefix="pg") as folder:
         server = PostgresServer(Path(folder), settings)
         with server._held:

@@ -1,11 +1,11 @@
 """A probe: an actor that records its messages, so that another actor can be tested alone.
 
-`MessageProbe.start` puts it into a `ActorSystem`; its `address` is given to the actor under test as
-a consumer, worker or parent. `expect` waits for the next message and checks it; `expect_nothing`
-runs all ready callbacks (`settle`) and checks that no message came. Neither sleeps: under a test's
-clock whose `run_blocking` runs inline, an actor that has settled acts again only on a timer. To
-test one actor with doubles of all its neighbours, take `actors.testing.isolation`: this is for
-tests of several actors on an ordinary loop.
+`MessageProbe.start` starts one in an `ActorSystem`; pass its `address` to the actor under test as a
+consumer, worker or parent. `expect` waits for the next message and checks it; `expect_nothing` runs
+all ready callbacks (`settle`) and checks that no message came. Neither sleeps: under a test's clock
+whose `run_blocking` runs inline, an actor that has settled acts again only on a timer. To test one
+actor with doubles of all its peers, use `actors.testing.isolation`: this module is for tests of
+several actors on an ordinary loop.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ from actors.testing.virtual_time import TURNS_MAX, VirtualLivelock, VirtualTimeL
 T = TypeVar("T")
 
 EXPECT_SECONDS: Final = PATIENCE_S
-"""Longest wait of `expect` before the test fails: never a delay of a test that passes."""
+"""Longest wait of `expect` before the test fails; a passing test never waits for it."""
 
 
 async def settle() -> None:
     """Run all ready callbacks, and those that they make ready, until none is ready.
 
-    Callbacks of threads and sockets are not waited for. Raises `VirtualLivelock`.
+    Does not wait for callbacks of threads and sockets. Raises `VirtualLivelock`.
     """
     loop: Any = asyncio.get_running_loop()
     if isinstance(loop, VirtualTimeLoop):
         await loop.idle()
         return
     for _ in range(TURNS_MAX):
-        # Asyncio runs callbacks in order: if none is queued when this task resumes, all others
-        # wait.
+        # Asyncio runs callbacks in order: if none is queued when this task resumes, all others are
+        # waiting.
         await anyio.lowlevel.checkpoint()
         if not loop._ready:
             return
-    raise VirtualLivelock(f"{TURNS_MAX} turns of the loop, and something is ready still")
+    raise VirtualLivelock(f"{TURNS_MAX} turns of the loop, and callbacks are still ready")
 
 
 class MessageProbe(Actor[Any]):
-    """Records messages in order; used through `MessageProbe.start`."""
+    """Records messages in order; created by `MessageProbe.start`."""
 
     def __init__(self) -> None:
         self.received: deque[Any] = deque()
-        """Messages not yet expected."""
+        """Messages that the test has not expected yet."""
         self._came = anyio.Event()
+        """Set at each message, then replaced."""
 
     address: ActorAddress[Any]
+    """Its address."""
 
     @classmethod
     def start(cls, system: ActorSystem, name: str = "probe") -> Self:
@@ -70,7 +72,7 @@ class MessageProbe(Actor[Any]):
     async def expect(self, kind: type[T], **fields: Any) -> T:
         """Return the next message, which must be a `kind` with these field values.
 
-        Raises `AssertionError` for another message, and when none comes.
+        Raises `AssertionError` for another message, or if none comes.
         """
         message = await self._next(kind.__name__)
         if not isinstance(message, kind):
@@ -82,7 +84,7 @@ class MessageProbe(Actor[Any]):
         return message
 
     async def expect_nothing(self) -> None:
-        """Assert that no message comes once all ready callbacks have run. Raises
+        """Assert that no message comes after all ready callbacks have run. Raises
         `AssertionError`."""
         await settle()
         if self.received:

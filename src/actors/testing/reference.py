@@ -1,14 +1,14 @@
-"""The reference: a view's contents at many times, as plain Spark evaluates the view's own text.
+"""The reference: a view's contents at many times, as plain Spark evaluates the view's own query.
 
-`ViewReference` answers for one view, given the contents of its inputs at each time. All times go
-to the engine together: one query whose branches are the text at one time each, the tables' names
-bound to that time's contents by a WITH around it. A branch that fails fails the whole query, so a
-batch in error is halved until the times that raise are known. No code of the compiler is used.
+`ViewReference` answers for one view, given the contents of its inputs at each time. All times go to
+the engine together: one query with a branch for each time, in which a WITH binds the tables' names
+to that time's contents. A branch that fails makes the whole query fail, so a failing batch is
+halved until the times that raise are known. No code of the compiler is used.
 
 Rules: equal contents are evaluated once; an answer of None means that plain Spark raised. Where
-plain Spark is free to choose, the answer is all candidates (see `nondeterminism`). The query for
-candidates is written by a library: if they do not admit plain Spark's answer to the view's own
-text, they are not used, and only an answer equal to that one is called exact.
+plain Spark may choose, the answer is all candidates (see `nondeterminism`). A library writes the
+query for the candidates: if they do not admit plain Spark's answer to the view's own query, they
+are not used, and only an answer equal to that one counts as exact.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class _Text(msgspec.Struct):
     sql: str
     output: TableSchema
     known: dict[Any, Bag | None] = {}
+    """Answers so far, by the inputs' contents; None if plain Spark raised."""
 
 
 class ViewReference:
@@ -49,11 +50,15 @@ class ViewReference:
         self._engine = engine
         self._plan = plan
         self._batch = BATCH_MAX if batched else 1
+        """Number of times to evaluate with one query."""
         self._own = self._text = _Text(plan.sql, plan.output)
+        """The view's own query, and the query that is evaluated: the same, or one for
+        candidates."""
         self.nondeterminism: QueryNondeterminism = NONE
+        """The choices that the query leaves to Spark; found by `prepare`."""
 
     async def prepare(self) -> None:
-        """Find the choices that the text leaves to Spark, and prepare the query for candidates."""
+        """Find the choices that the query leaves to Spark, and prepare the query for candidates."""
         found = nondeterminism_of(self._plan.sql)
         if found.sql:
             tables = tuple(zip(self._plan.inputs, self._plan.input_schemas, strict=True))
@@ -61,14 +66,14 @@ class ViewReference:
                 analyzed = await self._engine.analyze()(tables, found.sql, self._plan.conf)
             except QueryRejected:
                 found = QueryNondeterminism(
-                    "unknown", why=found.why or "its candidates cannot be asked for"
+                    "unknown", why=found.why or "its candidates cannot be queried"
                 )
             else:
                 self._text = _Text(found.sql, analyzed.schema)
         self.nondeterminism = found
 
     async def contents(self, moments: Mapping[int, Sequence[Bag]]) -> dict[int, Bag | None]:
-        """Return the answer at each time, from the inputs' contents there."""
+        """Return the answer at each time, from the inputs' contents at that time."""
         answers = await self._answers(self._text, moments)
         if self._text is self._own:
             return answers
@@ -76,7 +81,7 @@ class ViewReference:
         if all(self._admits(answers[time], own[time]) for time in moments):
             return answers
         self.nondeterminism = QueryNondeterminism(
-            "unknown", why="its candidates cannot be told apart by a text"
+            "unknown", why="no query distinguishes its candidates"
         )
         self._text = self._own
         return own

@@ -1,4 +1,4 @@
-"""Sort orders of rows in pure Python, as Spark's ORDER BY has them."""
+"""Sort orders of rows in pure Python, as Spark's ORDER BY defines them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SORT: Final = re.compile(r"(.*) (ASC|DESC) NULLS (FIRST|LAST)", re.DOTALL)
 
 
 def sort_key(order: tuple[str, ...], scope: Columns) -> Callable[[tuple[Any, ...]], Any]:
-    """Return the function that maps a row to its place in an order."""
+    """Return the function that maps a row to its sort key in an order."""
     made = []
     for each in order:
         found = _SORT.fullmatch(each)

@@ -1,13 +1,13 @@
 """Runs a script's views as the service does: real dataflows over real shards.
 
 `ScriptStage` makes a shard for every table and view in the store of its `PersistClient`, writes the
-tables' changes, and keeps one `DataflowActor` actor per view, with listen and fetch tasks and a
-stand-in for its worker, on the engine it is given. Views that read views import their output
-shards. It can stop all of them and start them again from durable state, let the shards compact, and
-read a view's contents at a time as a client would.
+tables' changes, and keeps one `DataflowActor` per view, with listen and fetch tasks and a stand-in
+for its worker, on the engine it is given. Views that read views import their output shards. It can
+stop all of them and start them again from durable state, let the shards compact, and read a view's
+contents at a time as a client would.
 
 Rules: tables and views share one clock; `write` moves all tables' uppers together. `wait` fails
-with the dataflows' last statuses when a view does not reach the upper in time.
+with the dataflows' last statuses if a view does not reach the upper in time.
 """
 
 from __future__ import annotations
@@ -60,31 +60,35 @@ from actors.testing.patience import PATIENCE_S
 RETAIN: Final = "retain"
 WAIT_SECONDS: Final = PATIENCE_S
 LARGE_PARTS: Final = 3
-"""Number of parts into which a large table is cut that is written at once."""
+"""Number of parts into which a large table is split when it is written at once."""
 POLL_SECONDS: Final = 0.25
-"""Interval at which dataflows without news are checked for crashes, in s."""
+"""Interval in seconds at which silent dataflows are checked for crashes."""
 
 
 def shard_name(name: str) -> str:
-    """Return the shard of a table or view; names that are no shard's are encoded."""
+    """Return the shard of a table or view. Names that are not valid for shards are encoded."""
     plain = re.fullmatch(r"\w[\w.=-]*", name, re.ASCII)
     return name if plain else f"named.{name.encode().hex()}"
 
 
 class ViewStuck(PenstockError):
-    """Raised when a view does not reach an upper in time, or its dataflow crashed."""
+    """Raised if a view does not reach an upper in time, or its dataflow crashed."""
 
 
 class _Worker(Actor[Any]):
-    """Stands in for a view's worker: starts its tasks, records its reports."""
+    """Stands in for a view's worker: starts its tasks and records its reports."""
 
     def __init__(self, stage: ScriptStage, description: DataflowDescription) -> None:
         self._stage = stage
         self._description = description
         self._tasks: list[ActorAddress[Any]] = []
+        """Listen and fetch tasks that it has started."""
         self.flow: ActorAddress[Any] | None = None
+        """The dataflow; None until it is started."""
         self.status = "not started"
+        """Text of the last reported status."""
         self.upper = 0
+        """Last reported upper."""
 
     async def receive(self, message: Any) -> None:
         """Handle one report of the dataflow."""
@@ -154,18 +158,26 @@ class ScriptStage:
         self.persist = persist
         self.settings = settings
         self.progress: dict[str, int] = {}
+        """Last reported output frontier of each dataflow."""
         self.statuses: dict[str, StatusResponse] = {}
+        """Last status of each dataflow."""
         self.wait_seconds: float = WAIT_SECONDS
         self.news = anyio.Event()
+        """Set whenever a dataflow reports something, then replaced."""
         self._system = system
         self._executor = executor
         self._scratch = scratch
         self._name = name
         self._tables: dict[str, TableSchema] = {}
+        """Schemas of the tables, by name."""
         self._plans: dict[str, DeltaPlan] = {}
+        """Plans of the views, by name."""
         self._running: list[tuple[ActorAddress[Any], ActorAddress[Any], _Worker]] = []
+        """Running dataflows, each with its worker and stand-in."""
         self._lives = itertools.count(1)
+        """Numbers the starts of dataflows, for unique names."""
         self._upper = 0
+        """Shared upper of the tables."""
 
     async def open(self, tables: Mapping[str, TableSchema], plans: Mapping[str, DeltaPlan]) -> None:
         """Make the shards of tables and views."""
@@ -178,7 +190,7 @@ class ScriptStage:
             for shard, state in zip(_hidden_names(name, plan), plan.hidden, strict=True):
                 new.append(NewShard(shard, state.schema, holds={RETAIN: 0}))
         if not await self.persist.create_shards(new):
-            raise ViewStuck("a shard was there already")
+            raise ViewStuck("a shard already exists")
 
     async def write(
         self,
@@ -186,8 +198,8 @@ class ScriptStage:
         upper: int,
         large: Mapping[str, Sequence[pa.Table]] | None = None,
     ) -> None:
-        """Append the tables' updates of the times from the last upper to this one, and `large`
-        tables of updates at these times, in several parts each."""
+        """Append the tables' updates with times from the last upper up to this one, and for `large`
+        tables these updates, in several parts each."""
         for name, schema in self._tables.items():
             shard = shard_name(name)
             columns = tuple((column.name, column.type) for column in schema.columns)
@@ -204,8 +216,8 @@ class ScriptStage:
         self._upper = upper
 
     async def start(self, as_of: int, settings: Settings | None = None, replica: str = "") -> None:
-        """Start a dataflow per view; a fresh one is hydrated at `as_of`. A second call with
-        another `replica` starts one beside the first."""
+        """Start a dataflow per view; a new one is hydrated at `as_of`. A second call with another
+        `replica` starts one alongside the first."""
         life = next(self._lives)
         limits = settings or self.settings
         for name, plan in self._plans.items():
@@ -243,7 +255,7 @@ class ScriptStage:
         return f"{self._name}-{shard_name(view)}"
 
     async def stop(self, first: int | None = None) -> None:
-        """Stop all dataflows, or the `first` that were started; durable state stays."""
+        """Stop all dataflows, or the `first` ones that were started. Durable state stays."""
         stopped, self._running = self._running[:first], self._running[first or len(self._running) :]
         for flow, worker, _ in stopped:
             for address in (flow, worker):
@@ -264,7 +276,7 @@ class ScriptStage:
         if scope.cancelled_caught:
             said = "; ".join(worker.status for _, _, worker in self._running)
             raise ViewStuck(
-                f"not all came to {upper} in {self.wait_seconds:.0f} s; dataflows: {said}"
+                f"not all reached {upper} in {self.wait_seconds:.0f} s; dataflows: {said}"
             )
 
     async def wait(self, upper: int) -> None:
@@ -284,8 +296,8 @@ class ScriptStage:
             )
 
     def rows_read(self, view: str) -> int:
-        """Return how many rows of state the lookups of a view's last step returned; -1 when the
-        view was computed whole."""
+        """Return how many rows of state the lookups of a view's last step returned; -1 if the view
+        was computed in full."""
         status = self.statuses.get(self._dataflow(view))
         return -1 if status is None or status.recomputed else status.rows_read
 
@@ -306,7 +318,7 @@ class ScriptStage:
             await self.persist.maintain(shard)
 
     async def contents(self, view: str, times: Sequence[int]) -> dict[int, Counter[Any] | None]:
-        """Return a view at each time; None if it holds an error."""
+        """Return a view's contents at each time; None where it holds an error."""
         schema = self._plans[view].output
         found: dict[int, Counter[Any] | None] = {}
         reader = await self.persist.open_reader(shard_name(view), f"check-{times[-1]}")

@@ -1,9 +1,9 @@
-"""View scripts: the text format of tests of a view's correctness.
+"""View scripts: the text format of tests that check a view's results.
 
-One file holds tables, views, directives and changes (see docs of `penstock check-views`).
+One file contains tables, views, directives and changes (see the docs of `penstock check-views`).
 `parse_script` reads the whole file and raises `ScriptError` with the line of the mistake. Rows are
-kept as texts of expressions; `rows_of` evaluates them and checks that no row is removed that is not
-present. `--! random` generates the changes instead, from a seed.
+kept as texts of expressions; `rows_of` evaluates them and checks that every removed row exists.
+`--! random` generates the changes from a seed instead.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ POLICIES: Final = ("auto", "incremental", "incremental strict", "full")
 
 
 class ScriptError(InvalidUsage):
-    """Raised for a wrong script; the message begins with file and line."""
+    """Raised for an invalid script. The message starts with file and line."""
 
 
 class ViewText(msgspec.Struct, frozen=True):
-    """A view as written; plain views are inlined into the views that read them."""
+    """A view as written. Plain views are inlined into the views that read them."""
 
     name: str
     sql: str
@@ -88,21 +88,27 @@ class ViewScript(msgspec.Struct):
 
     path: str
     tables: dict[str, TableSchema] = {}
+    """Schemas of the tables, by name."""
     views: list[ViewText] = []
+    """Views in the order of the script."""
     expectations: list[ScriptExpectation] = []
     policies: dict[str, str] = {}
+    """Refresh policies by view."""
     conf: tuple[tuple[str, str], ...] = ()
+    """Settings for all views."""
     times: list[int] = []
+    """Times given by ``@ TIME`` lines, ascending."""
     changes: list[ScriptChange] = []
     random: RandomChanges | None = None
     determined: bool = False
-    """``--! determined``: no text leaves a choice to Spark, even if it seems to."""
+    """``--! determined``: no query leaves a choice to Spark, even if it seems to."""
     growing: set[str] = set()
-    """``--! growing``: views whose rows touched by a change grow with the state."""
+    """``--! growing``: views for which the number of rows that a change touches grows with the
+    state."""
     eager: set[str] = set()
     """``--! eager``: views that sum a table below a join, whatever the sizes are."""
     since: dict[str, tuple[int, int]] = {}
-    """``--! since``: the first release of Spark that knows what a view is made of."""
+    """``--! since``: the first Spark release that knows what a view uses."""
 
 
 class ScriptUpdate(msgspec.Struct, frozen=True):
@@ -294,13 +300,19 @@ def _check_names(script: ViewScript) -> None:
         if name.lower() not in views:
             raise _wrong(script, expectation.line, f"no view named {name!r}")
         if expectation.parsed and name.lower() not in expected:
-            raise _wrong(script, expectation.line, f"no --! expect {name} of an engine with plans")
+            raise _wrong(
+                script,
+                expectation.line,
+                f"--! expect-parsed {name} needs an --! expect {name} with a mode",
+            )
     if script.random is not None and script.changes:
-        raise _wrong(script, script.changes[0].line, "a script has changes or --! random, not both")
+        raise _wrong(
+            script, script.changes[0].line, "a script may have changes or --! random, not both"
+        )
 
 
 def for_release(script: ViewScript, release: tuple[int, int]) -> ViewScript:
-    """Return the script without the views that need a later release of Spark.
+    """Return the script without the views that need a later Spark release.
 
     >>> lines = ("--! since b 4.2", "--! expect b keyed", "create table t (k int);")
     >>> views = (f"create materialized view {name} as select k from t;" for name in "ab")
@@ -318,7 +330,7 @@ def for_release(script: ViewScript, release: tuple[int, int]) -> ViewScript:
 
 
 def inlined(script: ViewScript, view: ViewText) -> str:
-    """Return the view's text with the plain views before it as table expressions."""
+    """Return the view's query with the plain views before it as table expressions."""
     plain = [v for v in script.views if not v.materialized and v.line < view.line]
     used: list[ViewText] = []
     wanted = view.sql.lower()
@@ -334,7 +346,7 @@ def inlined(script: ViewScript, view: ViewText) -> str:
 
 
 def rows_of(script: ViewScript, known: Mapping[Constant, Any] | None = None) -> list[ScriptUpdate]:
-    """Return the changes, evaluated; `known` values come from the engine. Raises `ScriptError`."""
+    """Return the changes, evaluated. `known` values come from the engine. Raises `ScriptError`."""
     if script.random is not None:
         return list(_random_updates(script, script.random))
     present: Counter[tuple[str, tuple[Any, ...]]] = Counter()
@@ -345,7 +357,7 @@ def rows_of(script: ViewScript, known: Mapping[Constant, Any] | None = None) -> 
         )
         present[change.table, row] += change.diff
         if present[change.table, row] < 0:
-            raise _wrong(script, change.line, f"{change.table} does not hold {row} so often")
+            raise _wrong(script, change.line, f"{change.table} has too few rows {row} to delete")
         updates.append(ScriptUpdate(change.time, change.table, row, change.diff))
     return updates
 
@@ -358,7 +370,7 @@ _PLAIN: Final = (
     (r"'[^'\\]*'", r"string"),
     (r"date '\d{4}-\d\d-\d\d'", r"date"),
 )
-"""Texts and types of values that need no engine: they can be read in one way only."""
+"""Texts and types of values that need no engine, because there is only one way to read them."""
 
 
 def _is_plain(text: str, kind: str) -> bool:
@@ -369,8 +381,8 @@ def _is_plain(text: str, kind: str) -> bool:
 
 
 def foreign_constants(script: ViewScript, *, plain: bool = False) -> list[Constant]:
-    """Return the values in changes that only Spark can evaluate; with `plain` all but the plainest,
-    so that Spark evaluates them, not the code here."""
+    """Return the values in changes that only Spark can evaluate; with `plain` all but the simplest,
+    so that Spark evaluates them and not the code here."""
     found: dict[Constant, None] = {}
     for change in script.changes:
         for text, kind in _constants(script, change):
@@ -460,7 +472,7 @@ def _random_row(script: ViewScript, table: str, generator: random.Random) -> tup
 
 
 def random_value(kind: str, generator: random.Random) -> Any:
-    """Return a value of a type from a small, skewed range, so that keys meet."""
+    """Return a value of a type from a small, skewed range, so that keys collide."""
     small = min(generator.randrange(8), generator.randrange(8))
     if kind in ("tinyint", "smallint", "int", "bigint"):
         return small - 2

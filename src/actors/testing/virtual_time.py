@@ -2,18 +2,18 @@
 
 Theory of operation. The loop is asyncio's own, on a selector that never waits: where the real one
 would sleep until the next timer, this one moves the clock there. With a seed, ready callbacks are
-shuffled before each turn, so that one seed gives one order of events, always the same, and another
-seed another. The loop sees no events from outside: threads and sockets have no place here (blocking
+shuffled before each turn, so that one seed always gives the same order of events, and another seed
+another order. The loop sees no external events, so threads and sockets cannot be used (blocking
 calls run inline, `VirtualClock`; links are in memory).
 
 Invariants: ``time()`` never goes back; the same program with the same seed runs the same callbacks
-in the same order at the same times. A loop with no ready callback and no timer can never go on:
-that is `VirtualDeadlock`, at once, instead of a test that hangs.
+in the same order at the same times. A loop with no ready callback and no timer can never continue:
+that raises `VirtualDeadlock` immediately, instead of letting the test hang.
 
-Time by hand. After `hold_time` the clock stands still: it goes on only as far as `advance` lets it.
+Manual time. After `hold_time` the clock stands still: it advances only as far as `advance` lets it.
 *Idle* is exact: the loop asks for timers only when no callback is ready, and then wakes the waiters
 of `idle`. A task that never waits keeps a loop from ever being idle: after `TURNS_MAX` turns at one
-time that is `VirtualLivelock`.
+time that raises `VirtualLivelock`.
 """
 
 from __future__ import annotations
@@ -34,41 +34,45 @@ EPOCH_MS: Final = 1_700_000_000_000
 
 
 TURNS_MAX: Final = 1_000_000
-"""Most turns of the loop without an advance of time: no test needs so many."""
+"""Most turns of the loop without an advance of time; no test needs that many."""
 _RESOLUTION: Final = 1e-9
 """Seconds by which a timer may be early: floating-point sums are no more exact."""
 
 
 class VirtualDeadlock(Exception):
-    """Raised when every task waits and no event is left to wake one."""
+    """Raised if every task waits and no event is left to wake one."""
 
 
 class VirtualLivelock(Exception):
-    """Raised when callbacks are ready turn after turn, so that time never advances."""
+    """Raised if callbacks are ready turn after turn, so that time never advances."""
 
 
 class _Selector(selectors.SelectSelector):
-    """Polls; the time that the loop would have slept is added to its clock."""
+    """Polls, and adds the time that the loop would have slept to its clock."""
 
     def __init__(self, due: Callable[[], float]) -> None:
         super().__init__()
         self.now = 0.0
+        """The loop's time in seconds."""
         self.limit = math.inf
         """Time beyond which the clock does not advance."""
         self.idle: list[asyncio.Future[None]] = []
-        """Waiters until no callback is ready."""
+        """Futures of tasks that wait until no callback is ready."""
         self.arrived: list[asyncio.Future[None]] = []
-        """Waiters until time has reached its limit and no callback is ready there."""
+        """Futures of tasks that wait until time has reached its limit and no callback is ready
+        there."""
         self.witnesses: list[Callable[[], str]] = []
+        """Functions whose text is added to a deadlock or livelock."""
         self.polls = True
-        """True if threads may wake the loop; else it polls for that only before a
+        """True if threads may wake the loop; otherwise it polls for that only before a
         `VirtualDeadlock`."""
         self._due = due
         self._turns = 0
+        """Turns since time last advanced."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return ready events (the loop's own wake-ups only); without one wake the waiters for
-        idleness; without these advance the time."""
+        """Return ready events (only the loop's own wake-ups). If there are none, wake the waiters
+        for idleness; if there are none either, advance the time."""
         self._turns += 1
         if self._turns > TURNS_MAX:
             self._turns = 0
@@ -110,7 +114,7 @@ class _Selector(selectors.SelectSelector):
 
 
 def _woken(waiters: list[asyncio.Future[None]]) -> bool:
-    """Wake all waiters; return whether there was any."""
+    """Wake all waiters. Return whether there were any."""
     found = [waiter for waiter in waiters if not waiter.done()]
     waiters.clear()
     for waiter in found:
@@ -123,7 +127,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, seed: int | str | None = None) -> None:
         self._virtual = _Selector(self._due)
+        """The selector, which keeps the time."""
         self._order = None if seed is None else random.Random(seed)
+        """Random order of ready callbacks; None for asyncio's."""
         super().__init__(self._virtual)
 
     def time(self) -> float:
@@ -135,28 +141,28 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._virtual.limit = self._virtual.now
 
     def release_time(self) -> None:
-        """Let time go on by itself again."""
+        """Let time advance by itself again."""
         self._virtual.limit = math.inf
 
     async def idle(self) -> None:
-        """Return when all ready callbacks have run, and all that these made ready; no time
+        """Return when all ready callbacks have run, and all that they made ready. No time
         passes."""
         waiter: asyncio.Future[None] = self.create_future()
         self._virtual.idle.append(waiter)
         await waiter
 
     async def advance(self, delay_ms: float) -> None:
-        """Let time go on: timers due by then fire in order, each at its time, with all that
-        follows; return at the end of it, when no callback is ready. Needs `hold_time`."""
+        """Let time advance: timers due by then fire in order, each at its time, with everything
+        that follows from them. Return at the end, when no callback is ready. Needs `hold_time`."""
         virtual = self._virtual
-        assert virtual.limit < math.inf, "time goes on by itself: hold it first"
+        assert virtual.limit < math.inf, "time advances by itself: call hold_time first"
         virtual.limit = virtual.limit + delay_ms / 1000
         waiter: asyncio.Future[None] = self.create_future()
         virtual.arrived.append(waiter)
         await waiter
 
     def next_timer_ms(self) -> float | None:
-        """Return the milliseconds until the next timer is due; None without one."""
+        """Return the milliseconds until the next timer fires; None without a timer."""
         due = self._due()
         return None if due == math.inf else (due - self._virtual.now) * 1000
 
@@ -166,7 +172,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._virtual.witnesses.append(witness)
 
     def _due(self) -> float:
-        """Return the time of the first timer; infinite without one (a sleep for ever sets none)."""
+        """Return the time of the first timer; infinite without one (sleeping forever sets none)."""
         timers: Any = self._scheduled  # type: ignore[attr-defined] # asyncio's own heap
         return timers[0].when() if timers else math.inf
 
@@ -182,8 +188,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return handle
 
     def _run_once(self) -> None:
-        """Run one turn, as asyncio does, without its checks and with fewer polls of the
-        selector."""
+        """Run one turn as asyncio does, without its checks and with fewer polls of the selector."""
         loop: Any = self
         ready, timers = loop._ready, loop._scheduled  # asyncio's own queue and heap
         while timers and timers[0]._cancelled:
@@ -215,7 +220,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """The clock of actors on a `VirtualTimeLoop`; blocking calls run inline.
+    """The clock of actors on a `VirtualTimeLoop`. Blocking calls run inline.
 
     `skew_ms` is added to the wall clock; a test may change it.
     """
@@ -236,5 +241,5 @@ class VirtualClock:
         return function()
 
     async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
-        """Run `function` inline; no time passes meanwhile."""
+        """Run `function` inline. No time passes meanwhile."""
         return function()

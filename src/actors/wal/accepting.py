@@ -1,6 +1,7 @@
-"""Puts the messages of one connection into its timeline, several in one call, and flushes groups.
+"""Passes the messages of one connection to its timeline, several in one call, and flushes in
+groups.
 
-Part of `actors.wal.receiver`, which describes the whole chain.
+`actors.wal.receiver` describes the whole chain, of which this is a part.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from actors.wal.registry import SlotGuard
 from actors.wal.timeline import WalTimeline
 
 GATHERED_MAX: Final = 64
-"""Most messages in one call to the disk; fewer if ``wal_messages_max`` is small."""
+"""Maximum number of messages in one call to the disk; lower if ``wal_messages_max`` is small."""
 FLUSH_MS: Final = 1_000
+"""Maximum time in ms that an append waits for a flush."""
 GATHERED_BYTES_MAX: Final = 1024 * 1024
+"""Maximum size of the messages gathered for one call to the disk."""
 
 
 def gathered_max(settings: Settings) -> int:
-    """Return how many messages at most are gathered before they go to the disk."""
+    """Return the maximum number of messages that are gathered for one call to the disk."""
     return min(GATHERED_MAX, settings.wal_messages_max // 4)
 
 
 def waiting_max(settings: Settings) -> int:
     """Return the size of the mailbox, in messages."""
-    # The actor takes out as many as the mailbox holds, and gathers some besides.
+    # The actor takes out as many messages as the mailbox holds, and gathers some in addition.
     return (settings.wal_messages_max - gathered_max(settings)) // 2
 
 
@@ -50,31 +53,34 @@ class FromProposer(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReceiverDisconnected(msgspec.Struct, frozen=True, gc=False):
-    """Tells the acceptor that no message follows."""
+    """Tells the acceptor that no more messages follow."""
 
 
 AcceptorInput: TypeAlias = FromProposer | ReceiverDisconnected
 
 
 class QueueMeter:
-    """Measures the messages that wait for an acceptor, by reports of their sender and their
-    taker."""
+    """Measures the messages that wait for an acceptor, as reported by their sender and their
+    receiver."""
 
     def __init__(self) -> None:
-        self._count = 0  # the mailbox's depth would lack the messages that its actor took out
+        # The depth of the mailbox would not include messages that its actor has taken out.
+        self._count = 0
+        """Number of waiting messages."""
         self._bytes = 0
+        """Size of the log bytes in the waiting messages."""
 
     def put(self, message: ProposerMessage, sign: int = 1) -> None:
-        """Count a message that was sent, or (`sign` -1) taken."""
+        """Count a message that was sent (`sign` 1) or taken (`sign` -1)."""
         size = len(message.wal) if isinstance(message, AppendRequest) else 0
         self._add(sign, sign * size)
 
     def sample(self) -> None:
-        """Measure how many messages wait now."""
+        """Record how many messages are waiting now."""
         measure(WAL_QUEUE_DEPTH, self._count)
 
     def drain(self) -> None:
-        """Count the rest as taken: no task will take it."""
+        """Count the remaining messages as taken, because no task will take them."""
         self._add(-self._count, -self._bytes)
 
     def _add(self, count: int, size: int) -> None:
@@ -85,34 +91,37 @@ class QueueMeter:
 
 
 class GroupFlush:
-    """Decides when appends that were taken unflushed are flushed: when nothing follows, or when
-    the first of them has waited for `FLUSH_MS`."""
+    """Decides when to flush appends: when no message follows, or when the first unflushed append
+    has waited for `FLUSH_MS`."""
 
     def __init__(self) -> None:
         self._since_ms: float | None = None
+        """Time of the first unflushed append; None if all are flushed."""
 
     @property
     def is_pending(self) -> bool:
-        """Return whether an append was taken and not flushed since."""
+        """Return whether there is an unflushed append."""
         return self._since_ms is not None
 
     def taken(self, now_ms: float) -> None:
-        """Note an append."""
+        """Record an append."""
         if self._since_ms is None:
             self._since_ms = now_ms
 
     def is_due(self, now_ms: float, *, idle: bool) -> bool:
-        """Return whether to flush now; `idle`: nothing follows."""
+        """Return whether to flush now. `idle` means that no message follows."""
         return self._since_ms is not None and (idle or now_ms - self._since_ms >= FLUSH_MS)
 
     def flushed(self) -> None:
-        """Note a flush of all that was taken."""
+        """Record that everything was flushed."""
         self._since_ms = None
 
 
 class WalAcceptor(Actor[AcceptorInput]):
-    """Puts the messages of one connection into the timeline. Calls `ended` once, with the error if
-    any."""
+    """Passes the messages of one connection to the timeline.
+
+    Calls `ended` once, with the error if there is one.
+    """
 
     def __init__(
         self,
@@ -129,13 +138,17 @@ class WalAcceptor(Actor[AcceptorInput]):
         self._ended = ended
         self._queued = queued
         self._gathered: list[Message] = []
+        """Messages for the next call to the disk."""
         self._gathered_max = gathered_max(settings)
         self._gathered_bytes = 0
+        """Size of the log bytes in them."""
         self._group = GroupFlush()
-        self._over = False
+        """Decides when to flush."""
+        self._has_ended = False
+        """True once `ended` has been called."""
 
     async def receive(self, message: AcceptorInput) -> None:
-        """Handle one message."""
+        """Handle one message, or gather it while more are waiting."""
         last = False
         match message:
             case FromProposer(given):
@@ -145,14 +158,14 @@ class WalAcceptor(Actor[AcceptorInput]):
                 last = True
             case _:
                 assert_never(message)
-        # While more messages wait in the mailbox they are gathered for one call to the disk.
+        # While more messages wait in the mailbox, gather them for one call to the disk.
         idle = last or not self.ctx.has_waiting
         full = (
             len(self._gathered) >= self._gathered_max or self._gathered_bytes >= GATHERED_BYTES_MAX
         )
         if full or (idle and (self._gathered or self._group.is_pending)):
-            await self._work(idle)
-        if last and not self._over:
+            await self._process_gathered(idle)
+        if last and not self._has_ended:
             self._end(None)
 
     def _gather(self, given: ProposerMessage) -> None:
@@ -162,16 +175,16 @@ class WalAcceptor(Actor[AcceptorInput]):
             self._group.taken(self.ctx.monotonic_ms())
         else:
             if isinstance(given, ProposerElected):
-                # Before the announcement is processed: a recovery from a peer must give way to this
-                # proposer.
+                # Do this before the announcement is processed: a recovery from a peer must give way
+                # to this proposer.
                 self._guard.streaming()
             self._gathered.append(given)
 
-    async def _work(self, idle: bool) -> None:
-        """Put the gathered messages into the timeline, with a flush if one is due."""
+    async def _process_gathered(self, idle: bool) -> None:
+        """Pass the gathered messages to the timeline, with a flush if one is due."""
         messages, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        # In the same call to the disk: a lone append is flushed at once, and a burst shares one
-        # flush.
+        # Flush in the same call to the disk: a lone append is flushed immediately, and a burst
+        # shares one flush.
         if self._group.is_due(self.ctx.monotonic_ms(), idle=idle):
             messages.append(FlushWal())
         done = await self._timeline.process(messages)
@@ -180,15 +193,13 @@ class WalAcceptor(Actor[AcceptorInput]):
         try:
             for reply in done.replies:
                 await self._writer.send(WriteAnswer(reply))
-        except (
-            ResourceClosed,
-            ConnectionBroken,
-        ):  # the writer is gone: what was taken becomes durable
+        except (ResourceClosed, ConnectionBroken):
+            # The writer is gone, but make durable what was taken.
             await self._flush()
             self._end(done.error)
             return
         if done.error is not None:
-            # A refusal leaves the timeline at work; any other error may have stopped it.
+            # A refusal leaves the timeline working; any other error may have stopped it.
             if isinstance(done.error, WalRefused):
                 await self._flush()
             self._end(done.error)
@@ -199,11 +210,11 @@ class WalAcceptor(Actor[AcceptorInput]):
             await self._timeline.process([FlushWal()])
 
     def _end(self, error: PenstockError | None) -> None:
-        self._over = True
+        self._has_ended = True
         self._ended(error)
         self.ctx.stop()
 
     def describe(self) -> str:
-        """Return how much is gathered, and whether it is flushed."""
+        """Return how many messages are gathered, and whether all appends are flushed."""
         left = "unflushed appends" if self._group.is_pending else "all flushed"
         return f"{len(self._gathered)} messages gathered, {left}"

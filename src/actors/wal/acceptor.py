@@ -1,22 +1,23 @@
-"""One acceptor of one log: its votes, the leader that it follows, and its commit LSN.
+"""One acceptor of one log: its votes, the leader it follows, and its commit LSN.
 
-Pure but for its two stores: one message in, at most one reply out; no clock, no socket, no loop.
-The stores block, so callers run it off the loop, one message at a time. The protocol is that of
-Neon's safekeeper; comments say where this acceptor differs.
+Pure except for its two stores: one message in, at most one reply out; no clock, no socket, no event
+loop. The stores block, so callers run them off the event loop, one message at a time. The protocol
+is that of Neon's safekeeper; comments mark where this acceptor differs.
 
-- **Terms.** `term` is the highest in which this acceptor voted or of which it heard. It never
-  falls.
-- **Election.** An elected proposer sends its history. The log is truncated where it and the
-  proposer's part (`history.highest_common_point`), and only there; then the history is replaced.
-- **Appends** come from the announced leader of the current term and continue the log at
-  `write_lsn` exactly: no gap, no rewrite; heartbeats (empty) too.
-- **Commit** is ``min(max(candidate, commit_lsn), flush_lsn)``. It moves in memory, as the rest of
-  the *overlay* (`OVERLAY`, `proposer_id`) does, and every persisted change writes it too.
-- **Membership.** Votes, elections and appends must be of the acceptor's own generation.
+- **Terms.** `term` is the highest term in which this acceptor voted or of which it heard. It never
+  decreases.
+- **Election.** An elected proposer sends its history. The log is truncated where it diverges from
+  the proposer's (`history.highest_common_point`), and only there; then the history is replaced.
+- **Appends** come from the announced leader of the current term and continue the log exactly at
+  `write_lsn`, without gaps or rewrites. The same holds for heartbeats, which are empty appends.
+- **Commit** is ``min(max(candidate, commit_lsn), flush_lsn)``. It advances in memory, like the rest
+  of the *overlay* (`OVERLAY`, `proposer_id`), and is written along with every persisted change.
+- **Membership.** Votes, elections and appends must belong to the acceptor's own generation.
 
-An error of the disk that is `determinate` (the write did not happen) leaves the acceptor as it was,
-and the message has no reply. Any other, and any failure of a flush or a truncation, *stops* it:
-what is on disk is unknown, and every call raises `StorageError` until the timeline is opened again.
+A disk error that is `determinate` (the write did not happen) leaves the acceptor unchanged, and the
+message gets no reply. Any other error, and any failure of a flush or a truncation, *stops* the
+acceptor: the contents of the disk are unknown, and every call raises `StorageError` until the
+timeline is opened again.
 """
 
 from __future__ import annotations
@@ -48,22 +49,24 @@ from actors.wal.messages import (
 log = logging.getLogger(__name__)
 
 OVERLAY: Final = ("commit_lsn", "backup_lsn", "peer_horizon_lsn", "remote_consistent_lsn")
-"""Positions that move in memory first, besides `proposer_id`."""
+"""Positions that advance in memory first, in addition to `proposer_id`."""
 
 
 class AppendUnflushed(msgspec.Struct, frozen=True, gc=False):
-    """Takes bytes without flushing them; never on the wire. It has a reply only where `flush_lsn`
-    moved all the same (a segment became full), or the term is over."""
+    """Appends bytes without flushing them. Never sent on the wire.
+
+    It has a reply only if `flush_lsn` advanced anyway (a segment became full) or the term is over.
+    """
 
     request: AppendRequest
 
 
 class FlushWal(msgspec.Struct, frozen=True, gc=False):
-    """Flushes the bytes that were taken; always has a reply; never on the wire."""
+    """Flushes the bytes that were appended. Always has a reply. Never sent on the wire."""
 
 
 class AcceptorPeer(msgspec.Struct, frozen=True, gc=False):
-    """The positions that another acceptor of the same timeline reports."""
+    """Positions that another acceptor of the same timeline reports."""
 
     last_log_term: int
     commit_lsn: int = 0
@@ -78,7 +81,7 @@ Message: TypeAlias = ProposerMessage | AppendUnflushed | FlushWal
 class AcceptorCore:
     """An acceptor over an open control file and log.
 
-    Raises `CorruptData` where the log ends before the control file's commit LSN.
+    Raises `CorruptData` if the log ends before the control file's commit LSN.
     """
 
     def __init__(self, node_id: int, control: ControlStore, wal: WalStore) -> None:
@@ -86,13 +89,17 @@ class AcceptorCore:
         self._control = control
         self._wal = wal
         self._state = control.state
+        """Current state: that on disk, with a newer overlay."""
         self._term_start_lsn = 0
+        """LSN at which the announced leader's term starts; 0 before an announcement."""
         self._elected_term: int | None = None
+        """Term of the leader announced since the acceptor was opened, or None."""
         self._stopped: str | None = None
+        """Reason why the acceptor has stopped, or None."""
         if self.commit_lsn > self.flush_lsn:
             raise CorruptData(
                 f"timeline {self._state.timeline}: the log ends at {lsn_text(self.flush_lsn)}, but"
-                f" {lsn_text(self.commit_lsn)} was committed: some of it is lost; bring it from"
+                f" {lsn_text(self.commit_lsn)} was committed: data is missing; restore it from"
                 " another acceptor",
                 determinate=True,
             )
@@ -104,28 +111,30 @@ class AcceptorCore:
 
     @property
     def state(self) -> ControlState:
-        """Return the acceptor's state: on disk but for the overlay."""
+        """Return the acceptor's state, which is on disk except for the overlay."""
         return self._state
 
     @property
     def term(self) -> int:
-        """Return the highest term in which it voted or of which it heard; on disk."""
+        """Return the highest term in which the acceptor voted or of which it heard. It is on
+        disk."""
         return self._state.term
 
     @property
     def flush_lsn(self) -> int:
-        """Return the LSN after the last whole record on disk; not below the timeline's begin."""
+        """Return the LSN after the last complete record on disk, but at least the timeline's
+        start."""
         return max(self._wal.flush_record_lsn, self._state.timeline_start_lsn)
 
     @property
     def commit_lsn(self) -> int:
-        """Return the LSN before which all is committed, as far as this acceptor knows; in
-        memory."""
+        """Return the LSN before which everything is committed, as far as this acceptor knows. It is
+        in memory."""
         return self._state.commit_lsn
 
     @property
     def term_start_lsn(self) -> int:
-        """Return the LSN at which the leader's term begins; 0 until a leader announces itself after
+        """Return the LSN at which the leader's term starts; 0 until a leader announces itself after
         opening."""
         return self._term_start_lsn
 
@@ -136,23 +145,23 @@ class AcceptorCore:
 
     @property
     def stopped(self) -> str | None:
-        """Return why the acceptor has stopped; None while it works."""
+        """Return why the acceptor has stopped, or None while it works."""
         return self._stopped
 
     def process(self, message: Message) -> AcceptorMessage | None:
         """Process one message, and return its reply if it has one.
 
-        Raises `WalRefused` when it cannot go on with that peer (nothing was appended then), and
-        `StorageError`.
+        Raise `WalRefused` if the acceptor cannot continue with that peer (nothing was appended
+        then), and `StorageError`.
         """
-        self._check_going()
+        self._check_running()
         match message:
             case AppendUnflushed(request=request):
                 return self._append(request, flush=False)
             case AppendRequest():
                 return self._append(message, flush=True)
             case FlushWal():
-                self._must(self._wal.flush)
+                self._call_stopping(self._wal.flush)
                 return self._append_response()
             case ProposerGreeting():
                 return self._greet(message)
@@ -163,9 +172,10 @@ class AcceptorCore:
                 return None
 
     def record_peer(self, peer: AcceptorPeer) -> None:
-        """Take over the positions that another acceptor reports."""
-        self._check_going()
-        # Two logs that end in one term are one leader's: the shorter is a prefix of the other.
+        """Adopt the positions that another acceptor reports."""
+        self._check_running()
+        # Two logs that end in the same term are from one leader, so the shorter is a prefix of the
+        # other.
         if peer.commit_lsn and peer.last_log_term and peer.last_log_term == self.last_log_term:
             self._commit(peer.commit_lsn)
         self._raise_overlay(
@@ -175,56 +185,63 @@ class AcceptorCore:
         )
 
     def record_remote_consistent(self, lsn: int) -> None:
-        """Record that a consumer of the log needs nothing before `lsn` any more."""
-        self._check_going()
+        """Record that a consumer of the log no longer needs anything before `lsn`."""
+        self._check_running()
         self._raise_overlay(remote_consistent_lsn=lsn)
 
     def record_backup(self, lsn: int) -> None:
-        """Record that whole segments up to `lsn` are archived."""
-        self._check_going()
+        """Record that complete segments up to `lsn` are archived."""
+        self._check_running()
         self._raise_overlay(backup_lsn=lsn)
 
     def bump_term(self, term: int | None = None) -> int:
-        """Raise the term to `term`, or to the next one, and return the current term. A term that is
-        not higher changes nothing; the leader of a lower one can append no more."""
-        self._check_going()
+        """Raise the term to `term`, or to the next one, and return the current term.
+
+        A term that is not higher changes nothing. The leader of a lower term cannot append any
+        more.
+        """
+        self._check_running()
         wanted = self.term + 1 if term is None else term
         if wanted > self.term:
             self._persist(replace(self._state, term=wanted))
         return self.term
 
     def checkpoint(self) -> None:
-        """Persist the overlay, if it moved."""
-        self._check_going()
+        """Persist the overlay, if it has advanced."""
+        self._check_running()
         if self._state != self._control.state:
             self._persist(self._state)
 
     def validate(self) -> None:
-        """Check the invariants. Raises `CorruptData` naming the one that is broken, with
+        """Check the invariants. Raise a `CorruptData` that names the broken one with its
         operands."""
         state, disk, wal = self._state, self._control.state, self._wal
         for name in OVERLAY:
             ours, theirs = getattr(state, name), getattr(disk, name)
-            _hold(theirs <= ours, f"persisted {name} <= {name}", theirs, ours)
+            _require(theirs <= ours, f"persisted {name} <= {name}", theirs, ours)
         shown = {name: getattr(disk, name) for name in OVERLAY} | {"proposer_id": disk.proposer_id}
         same = replace(state, **shown) == disk
-        _hold(same, "all but the overlay is as on disk", state, disk)
+        _require(same, "everything except the overlay is as on disk", state, disk)
         start = state.timeline_start_lsn
-        _hold(state.commit_lsn <= self.flush_lsn, "commit_lsn <= flush_lsn", state, self.flush_lsn)
+        _require(
+            state.commit_lsn <= self.flush_lsn, "commit_lsn <= flush_lsn", state, self.flush_lsn
+        )
         written = max(wal.write_record_lsn, start)
-        _hold(self.flush_lsn <= written, "flush_lsn <= written", self.flush_lsn, written)
-        _hold(wal.flush_lsn <= wal.write_lsn, "flushed <= written", wal.flush_lsn, wal.write_lsn)
+        _require(self.flush_lsn <= written, "flush_lsn <= written", self.flush_lsn, written)
+        _require(wal.flush_lsn <= wal.write_lsn, "flushed <= written", wal.flush_lsn, wal.write_lsn)
         check_history(state.history)
         last = state.history[-1] if state.history else None
-        _hold(last is None or last.term <= state.term, "last term <= term", last, state.term)
+        _require(last is None or last.term <= state.term, "last term <= term", last, state.term)
         if start:
             for name in ("local_start_lsn", "commit_lsn", "backup_lsn", "remote_consistent_lsn"):
-                _hold(start <= getattr(state, name), f"timeline_start_lsn <= {name}", start, state)
+                _require(
+                    start <= getattr(state, name), f"timeline_start_lsn <= {name}", start, state
+                )
         if self._elected_term is not None:
-            _hold(self._elected_term <= state.term, "elected_term <= term", self._elected_term)
+            _require(self._elected_term <= state.term, "elected_term <= term", self._elected_term)
         if self._elected_term == state.term:
             begun = last is not None and last.lsn == self._term_start_lsn
-            _hold(begun, "the term begins at its entry", last, self._term_start_lsn)
+            _require(begun, "the term starts at its entry", last, self._term_start_lsn)
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -232,11 +249,11 @@ class AcceptorCore:
         state = self._state
         check_greeting(self._node_id, state, message)
         changed = state
-        # Neon's behaviour: another system id is stored with a warning, not refused.
+        # As in Neon, a different system id is stored with a warning, not refused.
         if message.system_id and message.system_id != state.system_id:
             if state.system_id:
                 log.warning(
-                    "timeline %s: a proposer of system %d, where %d was before: stored",
+                    "timeline %s: the system id of the proposer changed to %d (was %d); storing it",
                     state.timeline,
                     message.system_id,
                     state.system_id,
@@ -256,11 +273,12 @@ class AcceptorCore:
 
     def _vote(self, message: VoteRequest) -> VoteResponse:
         check_generation(self._state, message.generation, "VoteRequest")
-        # Flush what the old leader sent: the new one starts after it, without an overlap.
-        self._must(self._wal.flush)
+        # Flush what the old leader sent, so that the new one starts after it, without an overlap.
+        self._call_stopping(self._wal.flush)
         vote_given = self.term < message.term
         if vote_given:
-            # On disk before the reply: at most one vote for each term, also over a crash.
+            # Persist it before replying, so that there is at most one vote for each term, even
+            # after a crash.
             self._persist(replace(self._state, term=message.term))
         return VoteResponse(
             generation=self._state.membership.generation,
@@ -279,13 +297,13 @@ class AcceptorCore:
         if self.term < message.term:
             self._persist(replace(self._state, term=message.term))
         start = message.start_streaming_at
-        # No append is taken until truncation and history are on disk.
+        # Accept no append until the truncation and the history are on disk.
         self._elected_term = None
         if not self._wal.write_lsn:
-            self._must(self._wal.initialize, start)
-        self._must(self._wal.truncate, start)
+            self._call_stopping(self._wal.initialize, start)
+        self._call_stopping(self._wal.truncate, start)
         state = self._state
-        # Truncated before the history changes: entries past the log's end are not visible, so a
+        # Truncate before the history changes: entries beyond the log's end are not visible, so a
         # crash in between leaves a valid, shorter log.
         timeline_start = state.timeline_start_lsn or message.history[0].lsn
         self._persist(
@@ -305,28 +323,28 @@ class AcceptorCore:
 
     def _append(self, request: AppendRequest, *, flush: bool) -> AppendResponse | None:
         check_generation(self._state, request.generation, "AppendRequest")
-        # The proposer is not refused but informed: the reply carries the higher term.
+        # Do not refuse the proposer but inform it: the reply carries the higher term.
         if self.term > request.term:
             return AppendResponse(self._state.membership.generation, self.term)
         check_append(request, self._elected_term, self._wal.write_lsn)
         flushed = self.flush_lsn
         if request.wal:
-            self._do(self._wal.write, request.begin_lsn, request.wal)
+            self._call(self._wal.write, request.begin_lsn, request.wal)
         if flush:
-            self._must(self._wal.flush)
+            self._call_stopping(self._wal.flush)
         if request.commit_lsn:
             self._commit(request.commit_lsn)
         self._raise_overlay(peer_horizon_lsn=request.truncate_lsn)
         if request.proposer_id != self._state.proposer_id:
             self._state = replace(self._state, proposer_id=request.proposer_id)
-        # A segment that became full was flushed by `write`: proposers may hear of it at once.
+        # `write` has flushed a segment that became full, so tell the proposer immediately.
         if flush or self.flush_lsn != flushed:
             return self._append_response()
         return None
 
     def _append_response(self) -> AppendResponse:
-        # The persisted commit LSN, not the one in memory: a proposer in sync mode ends when it sees
-        # it.
+        # Report the persisted commit LSN, not the one in memory: a proposer in sync mode ends when
+        # it sees it.
         return AppendResponse(
             self._state.membership.generation,
             self.term,
@@ -337,26 +355,28 @@ class AcceptorCore:
     # -- state ---------------------------------------------------------------------------------
 
     def _commit(self, candidate: int) -> None:
-        """Advance the commit LSN; callers have checked that the log is the right leader's."""
+        """Advance the commit LSN. Callers have checked that the log is that of the right leader."""
         commit_lsn = min(max(candidate, self.commit_lsn), self.flush_lsn)
-        _hold(commit_lsn >= self.commit_lsn, "commit_lsn never falls", commit_lsn, self.commit_lsn)
+        _require(
+            commit_lsn >= self.commit_lsn, "commit_lsn never decreases", commit_lsn, self.commit_lsn
+        )
         if commit_lsn != self.commit_lsn:
             self._state = replace(self._state, commit_lsn=commit_lsn)
-        # A proposer in sync mode ends as soon as acceptors report the term's begin as committed.
+        # A proposer in sync mode ends once the acceptors report the start of the term as committed.
         if self._control.state.commit_lsn < self._term_start_lsn <= commit_lsn:
             self._persist(self._state)
 
     def _raise_overlay(self, **lsns: int) -> None:
-        """Raise these positions; lower values are ignored."""
+        """Advance these positions; lower values are ignored."""
         moved = {name: lsn for name, lsn in lsns.items() if lsn > getattr(self._state, name)}
         if moved:
             self._state = replace(self._state, **moved)
 
     def _persist(self, state: ControlState) -> None:
-        self._do(self._control.persist, state)
+        self._call(self._control.persist, state)
         self._state = state
 
-    def _do(self, call: Callable[..., None], *args: object) -> None:
+    def _call(self, call: Callable[..., None], *args: object) -> None:
         """Make a call whose determinate error leaves the disk unchanged."""
         try:
             call(*args)
@@ -368,8 +388,8 @@ class AcceptorCore:
             self._stop(call, error)
             raise
 
-    def _must(self, call: Callable[..., None], *args: object) -> None:
-        """Make a call after whose failure, determinate or not, it is unknown what is on disk."""
+    def _call_stopping(self, call: Callable[..., None], *args: object) -> None:
+        """Make a call that leaves the disk in an unknown state if it fails, determinate or not."""
         try:
             call(*args)
         except BaseException as error:
@@ -380,16 +400,16 @@ class AcceptorCore:
         self._elected_term = None
         self._stopped = f"{getattr(call, '__qualname__', call)} failed: {error!r}"
 
-    def _check_going(self) -> None:
+    def _check_running(self) -> None:
         if self._stopped is not None:
             raise StorageError(
-                f"the acceptor of timeline {self._state.timeline} stopped, since it cannot know"
-                f" what is on disk; open the timeline again: {self._stopped}",
+                f"the acceptor of timeline {self._state.timeline} has stopped, because the contents"
+                f" of the disk are unknown; open the timeline again: {self._stopped}",
                 determinate=True,
             )
 
 
-def _hold(true: bool, rule: str, *operands: object) -> None:
+def _require(true: bool, rule: str, *operands: object) -> None:
     if not true:
         shown = ", ".join(map(repr, operands))
-        raise CorruptData(f"an acceptor broke its rule {rule}: {shown}", determinate=True)
+        raise CorruptData(f"an acceptor violated its rule {rule}: {shown}", determinate=True)

@@ -1,4 +1,4 @@
-"""Checks of an acceptor before it changes anything. Pure.
+"""Checks that an acceptor makes before it changes anything. Pure.
 
 They are functions of the acceptor's state and one message. Each raises `WalRefused` with the values
 of both sides; after a refusal the connection is closed. A refusal that would recur on every attempt
@@ -17,35 +17,35 @@ from actors.wal.messages import AppendRequest, MembershipConfig, ProposerElected
 
 PG_VERSION_MIN: Final = 140_000
 PG_VERSION_MAX: Final = 179_999
-"""Versions of PostgreSQL whose log can be read; 0 is unknown."""
+"""Versions of PostgreSQL whose log can be read; 0 means unknown."""
 
 
 def check_greeting(node_id: int, state: ControlState, message: ProposerGreeting) -> None:
-    """Refuse another log, and a configuration that this acceptor cannot follow."""
+    """Refuse a different log, and a configuration that this acceptor cannot follow."""
     version = message.pg_version
     if version and not PG_VERSION_MIN <= version <= PG_VERSION_MAX:
         raise PeerRejected(
-            f"PostgreSQL {version} is not known here: {PG_VERSION_MIN} to {PG_VERSION_MAX},"
-            " or 0 where it is unknown"
+            f"unsupported PostgreSQL {version}: expected {PG_VERSION_MIN} to {PG_VERSION_MAX},"
+            " or 0 if it is unknown"
         )
-    # Refused as by Neon: a log of an unknown version could be of another major one.
+    # Refuse it, as Neon does: a log of an unknown version could be of a different major version.
     if state.pg_version and not version:
         raise PeerRejected(
-            f"the proposer does not tell its version of PostgreSQL, and this log is of"
-            f" {state.pg_version}: let it tell the version that it runs"
+            f"the proposer did not send its PostgreSQL version, and this log is of version"
+            f" {state.pg_version}: configure the proposer to send its version"
         )
     if state.pg_version and version // 10_000 != state.pg_version // 10_000:
         raise PeerRejected(
-            f"a log of PostgreSQL {version}, this one is of {state.pg_version}: another major"
-            " version writes another log"
+            f"log of PostgreSQL {version}, but this log is of {state.pg_version}: major versions"
+            " have incompatible logs"
         )
     for what in ("tenant", "timeline"):
         ours, theirs = getattr(state, what), getattr(message, what)
         if ours != theirs:
-            raise PeerRejected(f"a proposer of {what} {theirs}, this is {what} {ours}")
+            raise PeerRejected(f"the proposer is of {what} {theirs}, but this is {what} {ours}")
     if state.segment_bytes and message.segment_bytes != state.segment_bytes:
         raise PeerRejected(
-            f"segments of {message.segment_bytes} bytes, this log has {state.segment_bytes}"
+            f"segment size {message.segment_bytes} bytes: this log has {state.segment_bytes}"
         )
     try:
         check_segment_bytes(message.segment_bytes)
@@ -55,85 +55,86 @@ def check_greeting(node_id: int, state: ControlState, message: ProposerGreeting)
 
 
 def _check_membership(node_id: int, own: MembershipConfig, offered: MembershipConfig) -> None:
-    members, new_members = _sets(offered)
+    members, new_members = _voter_sets(offered)
     if offered.generation > own.generation and node_id not in (*members, *new_members):
         raise WalRefused(
             f"generation {offered.generation} has the members {sorted({*members, *new_members})},"
-            f" not {node_id}, which is in generation {own.generation}"
+            f" without node {node_id}, which is in generation {own.generation}"
         )
-    # Stricter than Neon: a generation has one configuration, or two quorums need not intersect.
-    if offered.generation == own.generation and (members, new_members) != _sets(own):
+    # Stricter than Neon: a generation has one configuration, because otherwise two quorums need not
+    # intersect.
+    if offered.generation == own.generation and (members, new_members) != _voter_sets(own):
         raise WalRefused(
-            f"generation {offered.generation} has the members {(members, new_members)} there, and"
-            f" {_sets(own)} here"
+            f"generation {offered.generation} has members {(members, new_members)} there, but"
+            f" {_voter_sets(own)} here"
         )
 
 
 def check_generation(state: ControlState, generation: int, what: str) -> None:
-    """Refuse a vote, election or append of another generation than the acceptor's."""
+    """Refuse a vote, election or append of a generation other than the acceptor's."""
     own = state.membership.generation
     if generation != own:
-        raise WalRefused(f"{what} of generation {generation}, this acceptor is in {own}")
+        raise WalRefused(f"{what} is of generation {generation}, but this acceptor is in {own}")
 
 
 def check_elected(
     state: ControlState, flush_lsn: int, write_record_lsn: int, message: ProposerElected
 ) -> None:
-    """Refuse a malformed history, and a start that is not where the two logs part."""
+    """Refuse a malformed history, and a start that is not where the two logs diverge."""
     history, start = message.history, message.start_streaming_at
     if not history:
         raise WalRefused(f"elected in term {message.term} with an empty history")
     check_history(history)
     if history[-1].term != message.term or not history[0].lsn:
         raise WalRefused(
-            f"elected in term {message.term} with the history {history_text(history)}: it must"
-            " begin at an LSN and end with that term"
+            f"elected in term {message.term} with history {history_text(history)}: it must"
+            " start at an LSN and end with that term"
         )
     seen = visible(state.history, flush_lsn)
     point = highest_common_point(history, seen, flush_lsn)
     expected = history[0].lsn if point is None else point.lsn
     where = f"the leader of term {message.term} starts at {lsn_text(start)}"
-    # A correct proposer may be refused: another connection of its own wrote since its vote. It
-    # connects again.
+    # This may refuse a correct proposer if another of its connections has written since its vote.
+    # It then connects again.
     if start != expected:
         raise WalRefused(
-            f"{where}, but its log and this one part at {lsn_text(expected)}: connect again (here"
+            f"{where}, but the logs diverge at {lsn_text(expected)}: connect again (here"
             f" {history_text(seen)} up to {lsn_text(flush_lsn)}, there {history_text(history)})"
         )
     if start < state.commit_lsn:
         raise WalRefused(
-            f"{where}: that would cut off what was committed up to {lsn_text(state.commit_lsn)}"
+            f"{where}, but that would remove data committed up to {lsn_text(state.commit_lsn)}"
         )
     if 0 < write_record_lsn < start:
-        raise WalRefused(f"{where}, behind the end of this log at {lsn_text(write_record_lsn)}")
+        raise WalRefused(f"{where}, after the end of this log at {lsn_text(write_record_lsn)}")
 
 
 def check_append(request: AppendRequest, elected_term: int | None, write_lsn: int) -> None:
     """Refuse an append or heartbeat of a term without an announced leader, a rewrite, or a gap.
 
-    `elected_term` is that of the last announcement since the acceptor was opened.
+    `elected_term` is the term that was last announced since the acceptor was opened.
     """
     # Stricter than Neon, whose acceptors only compare terms and rely on proposers for the rest:
-    # after a start or a vote the log may hold what another leader left.
+    # after a start or a vote the log may contain data left by another leader.
     if elected_term != request.term:
-        raise WalRefused(f"an append of term {request.term} before its leader was announced")
+        raise WalRefused(f"append of term {request.term} before its leader was announced")
     begin = request.begin_lsn
     if begin < write_lsn:
         raise WalRefused(
-            f"an append at {lsn_text(begin)} would rewrite what is there up to"
+            f"append at {lsn_text(begin)} would rewrite the log, which ends at"
             f" {lsn_text(write_lsn)}"
         )
     if write_lsn and begin > write_lsn:
         raise WalRefused(
-            f"an append at {lsn_text(begin)} would leave a gap behind {lsn_text(write_lsn)}"
+            f"append at {lsn_text(begin)} would leave a gap after {lsn_text(write_lsn)}"
         )
     if request.end_lsn - begin != len(request.wal):
         raise WalRefused(
-            f"an append of {len(request.wal)} bytes from {lsn_text(begin)} to"
+            f"append of {len(request.wal)} bytes does not fit its range {lsn_text(begin)} to"
             f" {lsn_text(request.end_lsn)}"
         )
 
 
-def _sets(membership: MembershipConfig) -> tuple[list[int], list[int]]:
+def _voter_sets(membership: MembershipConfig) -> tuple[list[int], list[int]]:
     members = sorted(member.node_id for member in membership.members)
     return members, sorted(member.node_id for member in membership.new_members)

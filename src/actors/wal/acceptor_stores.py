@@ -1,8 +1,8 @@
 """The disk of an acceptor, as protocols: a control file and a log.
 
-`control` and `storage` implement them with files, simulations with disks that lose what was not
-flushed. Calls block, so callers run them off the loop. They raise `StorageError` (`CorruptData`
-where bytes are wrong), which says whether the call may have happened.
+`control` and `storage` implement them with files; simulations use disks that lose unflushed data.
+Calls block, so callers run them off the event loop. They raise `StorageError` (`CorruptData` if
+bytes are wrong), which says whether the call may have taken effect.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from actors.wal.messages import MembershipConfig, TermEntry
 
 
 class ControlState(msgspec.Struct, frozen=True):
-    """All state of an acceptor besides the log (the protocol's control file).
+    """All state of an acceptor except the log (the protocol's control file).
 
-    Invariants: `term` and `commit_lsn` never fall; ``history`` is by term strictly ascending and by
-    LSN ascending, its last term at most `term`; `commit_lsn`, `backup_lsn` and
+    Invariants: `term` and `commit_lsn` never decrease. In ``history`` terms strictly ascend and
+    LSNs ascend, and the last term is at most `term`. `commit_lsn`, `backup_lsn` and
     `remote_consistent_lsn` are at least `timeline_start_lsn` once that is known.
     """
 
@@ -37,7 +37,7 @@ class ControlState(msgspec.Struct, frozen=True):
     commit_lsn: int = 0
     backup_lsn: int = 0
     peer_horizon_lsn: int = 0
-    """LSN up to which every acceptor has flushed: the wire's ``truncate_lsn``."""
+    """LSN up to which every acceptor has flushed; ``truncate_lsn`` on the wire."""
     remote_consistent_lsn: int = 0
     created_at_ms: int = 0
 
@@ -51,7 +51,7 @@ class ControlStore(Protocol):
         ...
 
     def persist(self, state: ControlState) -> None:
-        """Replace the state, atomically; on disk when this returns. Raises `StorageError`."""
+        """Replace the state atomically. It is on disk when this returns. Raises `StorageError`."""
         ...
 
 
@@ -59,10 +59,12 @@ class WalStore(Protocol):
     """The log of one timeline.
 
     ``flush_lsn <= write_lsn`` and ``flush_record_lsn <= write_record_lsn``; all are 0 while the log
-    is empty. A record position is at most the byte position beside it, but for padding, and after a
-    switch of segments, when it is the next segment's begin at once. After opening, writes are
-    refused until `truncate`; after a `StorageError` that is not `CorruptData` all is refused until
-    the log is opened again."""
+    is empty. A record position is at most the corresponding byte position, except for padding, and
+    after a switch of segments, when it immediately becomes the start of the next segment.
+
+    After opening, writes are refused until `truncate`. After a `StorageError` that is not a
+    `CorruptData`, all calls are refused until the log is opened again.
+    """
 
     @property
     def write_lsn(self) -> int:
@@ -71,8 +73,10 @@ class WalStore(Protocol):
 
     @property
     def write_record_lsn(self) -> int:
-        """Return the LSN after the last whole record written (a multiple of 8; after a switch of
-        segments, the next segment's begin)."""
+        """Return the LSN after the last complete record written.
+
+        It is a multiple of 8; after a switch of segments, it is the start of the next segment.
+        """
         ...
 
     @property
@@ -82,27 +86,38 @@ class WalStore(Protocol):
 
     @property
     def flush_record_lsn(self) -> int:
-        """Return the LSN after the last whole record on disk: acceptors report this one."""
+        """Return the LSN after the last complete record on disk, which acceptors report."""
         ...
 
     def initialize(self, start_lsn: int) -> None:
-        """Create the first segment of an empty log, so that `start_lsn` can be written. May be
-        repeated; not fsynced. Raises `StorageError`."""
+        """Create the first segment of an empty log, so that `start_lsn` can be written.
+
+        May be repeated; not fsynced. Raises `StorageError`.
+        """
         ...
 
     def write(self, begin_lsn: int, wal: bytes) -> None:
-        """Append bytes; `begin_lsn` must be `write_lsn`, or the log be empty. A segment that
-        becomes full is on disk when this returns. Raises `CorruptData` for bytes that are no
-        records, `InvalidUsage` for a gap, a rewrite, or a log not yet truncated, `StorageError`."""
+        """Append bytes. `begin_lsn` must be `write_lsn`, unless the log is empty.
+
+        A segment that becomes full is on disk when this returns. Raises `CorruptData` for bytes
+        that are not records, `InvalidUsage` for a gap, a rewrite, or a log that has not been
+        truncated yet, and `StorageError`.
+        """
         ...
 
     def flush(self) -> None:
-        """Make the written bytes durable; does nothing when no record became whole since the last
-        flush. Raises `StorageError`."""
+        """Make the written bytes durable. Does nothing if no record was completed since the last
+        flush.
+
+        Raises `StorageError`.
+        """
         ...
 
     def truncate(self, end_lsn: int) -> None:
-        """Remove all from `end_lsn` on, durably, and allow writing. After an interruption the next
-        opening shows no old byte from `end_lsn` on, or all of the old log, and writing stays
-        refused. Raises `InvalidUsage` when the log ends earlier, `StorageError`."""
+        """Remove everything from `end_lsn` on, durably, and allow writing.
+
+        After an interruption, the next opening shows either no old byte from `end_lsn` on or the
+        complete old log, and writes are still refused. Raises `InvalidUsage` if the log ends
+        earlier, and `StorageError`.
+        """
         ...

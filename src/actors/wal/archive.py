@@ -1,11 +1,12 @@
-"""Whole segments of logs in a blob store: written once, verified, read back.
+"""Complete segments of logs in a blob store: written once, verified, read back.
 
-A segment is the object ``<tenant>/<timeline>/<segment>``, the bytes of the file of that name; its
-*stamp*, ``<segment>.json``, has its length and CRC-32. A segment without a stamp does not count.
+A segment is stored as the object ``<tenant>/<timeline>/<segment>``, with the bytes of the file of
+that name. Its *stamp*, ``<segment>.json``, contains its length and CRC-32. A segment without a
+stamp does not count.
 
-All acceptors of a log may write one segment at the same time: up to the commit LSN they have the
-same bytes. Every call ends within ``wal_blob_timeout_ms``, waiting for others included. At most
-`SEGMENTS_MAX` segments are cached for readers; one is fetched at a time.
+All acceptors of a log may write the same segment at the same time: up to the commit LSN they have
+the same bytes. Every call ends within ``wal_blob_timeout_ms``, including waits for other calls. At
+most `SEGMENTS_MAX` segments are cached for readers, and one is fetched at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ STAMP: Final = ".json"
 
 
 class SegmentStamp(msgspec.Struct, frozen=True):
-    """Length and CRC of a segment that was verified."""
+    """Length and CRC of a verified segment."""
 
     size: int
     crc32: int
@@ -48,8 +49,10 @@ class SegmentStamp(msgspec.Struct, frozen=True):
 
 
 class WalArchive:
-    """Stores segments; `at` opens the archive of a URL. `open_tenant` opens the store of one
-    tenant, whose keys are ``<timeline>/<segment>``."""
+    """Stores segments. `at` opens the archive of a URL.
+
+    `open_tenant` opens the store of one tenant, whose keys are ``<timeline>/<segment>``.
+    """
 
     def __init__(
         self, open_tenant: Callable[[str], Awaitable[BlobStore]], settings: Settings
@@ -57,15 +60,21 @@ class WalArchive:
         self._open_tenant = open_tenant
         self._limit_ms = settings.wal_blob_timeout_ms
         self._tenants: dict[str, BlobStore] = {}
+        """Opened stores, by tenant."""
         self._kept: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        """Cached segments, least recently used first."""
         self._fetching = anyio.Lock()
+        """Held while a segment is fetched."""
 
     @classmethod
     async def at(cls, url: str, settings: Settings, clock: ActorClock) -> Self:
         """Open the archive of a URL (`actors.durable.persist.store_urls`). A bucket is not
-        contacted yet. Raises `InvalidUsage`, `StorageError`.
+        contacted yet.
+
+        Raise `InvalidUsage` or `StorageError`.
         """
-        # Imported here: it loads persist and pyarrow, three times what an acceptor needs to start.
+        # Import it only here: it loads persist and pyarrow, which takes three times what an
+        # acceptor otherwise needs to start.
         from actors.durable.persist.store_urls import open_blob
 
         async def open_tenant(tenant: str) -> BlobStore:
@@ -75,50 +84,55 @@ class WalArchive:
         return cls(open_tenant, settings)
 
     async def keep(self, tenant: str, timeline: str, number: int, data: bytes) -> bool:
-        """Ensure that the store has a whole segment, verified now; return whether it had to be
-        written. Raises `CorruptData` when the store has another one of that name,
-        `StorageError`."""
+        """Ensure that the store contains a complete, verified segment; return whether it had to be
+        written.
+
+        Raise `CorruptData` if the store has a different segment with this name, and `StorageError`.
+        """
         key, ours = _key(timeline, number), SegmentStamp.of(data)
         async with self._within(f"keep segment {key}", determinate=False):
             blob = await self._blob(tenant)
             stamp = await self._stamp(blob, key)
-            # Nothing is overwritten: one of the two logs is wrong, and it is not known which.
+            # Overwrite nothing: one of the two logs is wrong, and it is not known which.
             if stamp not in (None, ours):
                 raise CorruptData(
-                    f"segment {key} of tenant {tenant} is kept with {stamp}, and here it is {ours}:"
-                    " one of the two logs is wrong; compare them by `penstock wal inspect`, and"
-                    f" remove the object with its {STAMP} if that is the wrong one",
+                    f"segment {key} of tenant {tenant} is archived with {stamp}, here it is {ours}:"
+                    " one of the two logs is wrong; compare them with `penstock wal inspect`, and"
+                    f" remove the object and its {STAMP} if the archived one is wrong",
                     determinate=True,
                 )
             if stamp is not None:
-                # Read back also if another acceptor wrote it: callers may remove their own segment
-                # now.
+                # Read it back even if another acceptor wrote it, because callers may now remove
+                # their own segment.
                 if await blob.get(key) == data:
                     return False
-                log.warning("segment %s was damaged in its store: it is written again", key)
+                log.warning("segment %s is damaged in its store; writing it again", key)
             await blob.set(key, data)
             if await blob.get(key) != data:
                 raise CorruptData(
-                    f"segment {key} of tenant {tenant} was written and read back otherwise:"
-                    " it does not count, and is written again later",
+                    f"segment {key} of tenant {tenant} was not read back as it was written:"
+                    " it does not count and will be written again later",
                     determinate=True,
                 )
             if stamp is None:
-                # Last, after the segment was read back: a stamp is proof that the segment is whole.
+                # Write the stamp last, after the segment was read back: it proves that the segment
+                # is complete.
                 await blob.set(key + STAMP, msgspec.json.encode(ours))
             return True
 
     async def has(self, tenant: str, timeline: str, number: int) -> bool:
-        """Return whether a segment is archived. Raises `StorageError`."""
+        """Return whether a segment is archived. Raise `StorageError`."""
         key = _key(timeline, number)
         async with self._within(f"look for segment {key}", determinate=True):
             return await self._stamp(await self._blob(tenant), key) is not None
 
     async def segment(self, tenant: str, timeline: str, number: int) -> bytes | None:
-        """Return a segment, checked against its stamp; None: it is not archived. Raises
-        `CorruptData` for one that is damaged, `StorageError`."""
+        """Return a segment, checked against its stamp, or None if it is not archived.
+
+        Raise `CorruptData` for a damaged segment, and `StorageError`.
+        """
         key = _key(timeline, number)
-        # One fetch at a time bounds the memory for segments.
+        # One fetch at a time, to bound the memory for segments.
         async with self._within(f"read segment {key}", determinate=True), self._fetching:
             found = self._kept.get((tenant, key))
             if found is not None:
@@ -130,10 +144,10 @@ class WalArchive:
                 return None
             data = await blob.get(key)
             if data is None or SegmentStamp.of(data) != stamp:
-                now = "it is gone" if data is None else f"it is {SegmentStamp.of(data)}"
+                now = "it is missing" if data is None else f"it is {SegmentStamp.of(data)}"
                 raise CorruptData(
-                    f"segment {key} of tenant {tenant} was kept with {stamp}, and {now}: restore"
-                    " it, or read from an acceptor that has it still",
+                    f"segment {key} of tenant {tenant} was archived with {stamp}, but {now}:"
+                    " restore it, or read from an acceptor that still has it",
                     determinate=True,
                 )
             self._kept[tenant, key] = data
@@ -149,11 +163,11 @@ class WalArchive:
             stamp = msgspec.json.decode(found, type=SegmentStamp)
         except msgspec.MsgspecError as error:
             raise CorruptData(
-                f"{key}{STAMP} does not say what segment it is of: {error}", determinate=True
+                f"invalid segment stamp {key}{STAMP}: {error}", determinate=True
             ) from None
         if stamp.size != SEGMENT_BYTES:
             raise CorruptData(
-                f"{key}{STAMP} is of a segment of {stamp.size} bytes: {SEGMENT_BYTES} it would be",
+                f"{key}{STAMP} is for a segment of {stamp.size} bytes: expected {SEGMENT_BYTES}",
                 determinate=True,
             )
         return stamp
@@ -172,7 +186,7 @@ class WalArchive:
         except TimeoutError:
             # The store may still carry out a write that timed out; a read has changed nothing.
             raise StorageError(
-                f"could not {what} in {self._limit_ms} ms (wal_blob_timeout_ms)",
+                f"could not {what} within {self._limit_ms} ms (wal_blob_timeout_ms)",
                 determinate=determinate,
             ) from None
 

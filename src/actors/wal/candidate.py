@@ -1,6 +1,6 @@
 """The first half of a proposer: greetings, the campaign and the votes, up to the election. Pure.
 
-`proposer` has the rules, and the second half.
+`proposer` describes the rules, and contains the second half.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ class LogTail:
     """Holds [begin_lsn, end_lsn) of a log: the newest part, which may still have to be sent.
 
     Invariants: the pieces are adjacent, ``begin_lsn == pieces[0].begin`` and ``end_lsn - begin_lsn
-    == retained_bytes == sum of the pieces``; no piece is empty or longer than `piece_bytes_max`.
+    == retained_bytes == sum of the pieces``. No piece is empty or longer than `piece_bytes_max`.
     """
 
     def __init__(self, begin_lsn: int, piece_bytes_max: int = WAL_BYTES_MAX) -> None:
         self.end_lsn = begin_lsn
+        """LSN after the last appended byte."""
         self._piece_bytes_max = piece_bytes_max
         self._begins: list[int] = []
+        """LSN at which each piece starts."""
         self._pieces: list[bytes] = []
+        """The pieces; dropped ones are empty."""
         self._dropped = 0
         """Number of dropped pieces at the front of both lists."""
 
@@ -63,7 +66,7 @@ class LogTail:
             self.end_lsn += len(piece)
 
     def read(self, begin_lsn: int, bytes_max: int) -> bytes:
-        """Return 1 to `bytes_max` bytes from `begin_lsn` on, which must be inside."""
+        """Return 1 to `bytes_max` bytes from `begin_lsn` on, which must be in the tail."""
         assert self.begin_lsn <= begin_lsn < self.end_lsn, (self.begin_lsn, begin_lsn, self.end_lsn)
         index = bisect.bisect_right(self._begins, begin_lsn, self._dropped) - 1
         skipped = begin_lsn - self._begins[index]
@@ -78,8 +81,8 @@ class LogTail:
         return b"".join(found)
 
     def trim(self, needed_lsn: int) -> None:
-        """Drop pieces that lie wholly before `needed_lsn`."""
-        # Pieces are dropped whole, so that those being sent are shared and never copied.
+        """Drop pieces that end at or before `needed_lsn`."""
+        # Drop only complete pieces, so that those being sent are shared and never copied.
         dropped = self._dropped
         while (
             dropped < len(self._begins)
@@ -88,13 +91,13 @@ class LogTail:
             self._pieces[dropped] = b""
             dropped += 1
         self._dropped = dropped
-        # Seldom, since it moves all that follow.
+        # Do this rarely, because it moves all pieces that follow.
         if dropped > 64 and dropped * 2 > len(self._begins):
             del self._begins[:dropped], self._pieces[:dropped]
             self._dropped = 0
 
     def validate(self) -> None:
-        """Raise `AssertionError` when an invariant does not hold."""
+        """Raise `AssertionError` if an invariant is violated."""
         at = self.begin_lsn
         for begin, piece in zip(
             self._begins[self._dropped :], self._pieces[self._dropped :], strict=True
@@ -111,26 +114,37 @@ class CandidatePeer:
     def __init__(self, number: int) -> None:
         self.number = number
         self.node_id: int | None = None
+        """Node id from its first greeting."""
         self.session = AcceptorSession.OFFLINE
+        """Stage of the connection to it."""
         self.term = 0
         """Term in its last greeting."""
         self.vote: VoteResponse | None = None
+        """Its vote in this campaign, on the current connection."""
         self.streaming_at = 0
+        """LSN of the next byte to send to it."""
         self.acked_lsn = 0
-        """End of our log that it is known to hold; bounds the window."""
+        """End of our log that it is known to have; bounds the window."""
         self.flush_lsn = 0
-        """Flushed LSN in its last reply to an append of this term; counts also while it is
-        offline."""
+        """Flushed LSN in its last reply to an append of this term. It also counts while the
+        acceptor is offline."""
         self.commit_lsn = 0
+        """Commit LSN in its last reply on the current connection."""
         self.told_commit_lsn = 0
+        """Commit LSN last sent to it."""
         self.heard_ms = 0
+        """Time of its last message, in ms."""
         self.sent_ms = 0
+        """Time of the last message to it, in ms."""
         self.fetching: FetchLog | None = None
+        """Log that is being fetched from the donor for it."""
         self.waits_for_tick = False
+        """True until the next tick, after a fetch failed."""
         self.failed_sources: set[int] = set()
+        """Acceptors from which its log could not be fetched, on the current connection."""
 
     def reset(self, session: AcceptorSession, now_ms: int) -> None:
-        """Reset the state of the connection, which began or ended."""
+        """Reset the state of the connection, which was opened or closed."""
         self.session = session
         self.heard_ms = self.sent_ms = now_ms
         self.vote = None
@@ -141,44 +155,57 @@ class CandidatePeer:
 
 
 class ProposerCandidate(ABC):
-    """A proposer until it is elected."""
+    """A proposer up to its election."""
 
     def __init__(self, config: ProposerConfig, acceptors: Sequence[int]) -> None:
-        """Create a proposer for `acceptors`, the caller's numbers (addresses); their node ids are
-        learnt from greetings. Raises `InvalidUsage`."""
+        """Create a proposer for `acceptors`, which are the caller's numbers (addresses).
+
+        Their node ids are learned from greetings. Raise `InvalidUsage`.
+        """
         if not acceptors or len(set(acceptors)) != len(acceptors):
-            raise InvalidUsage(f"acceptors {list(acceptors)}: one at least, and none twice")
+            raise InvalidUsage(
+                f"acceptors must be a non-empty list without duplicates: got {list(acceptors)}"
+            )
         if config.start_lsn <= 0:
-            raise InvalidUsage(f"start_lsn {config.start_lsn}: a log begins behind 0")
+            raise InvalidUsage(f"invalid start_lsn {config.start_lsn}: must be positive")
         if not 0 < config.piece_bytes_max <= WAL_BYTES_MAX:
             raise InvalidUsage(
-                f"piece_bytes_max {config.piece_bytes_max}: above 0, at most {WAL_BYTES_MAX}"
+                f"invalid piece_bytes_max {config.piece_bytes_max}: expected 1 to {WAL_BYTES_MAX}"
             )
         if config.pending_bytes_max < config.piece_bytes_max or config.retained_bytes_max < 0:
             raise InvalidUsage(
-                f"pending_bytes_max {config.pending_bytes_max}, retained_bytes_max"
-                f" {config.retained_bytes_max}: at least {config.piece_bytes_max} and 0"
+                f"invalid pending_bytes_max {config.pending_bytes_max} or retained_bytes_max"
+                f" {config.retained_bytes_max}: must be at least {config.piece_bytes_max} and 0"
             )
         self.config = config
         self.membership = config.membership
+        """Current membership configuration; a newer one is adopted before the campaign."""
         self.phase = ProposerPhase.COLLECTING
+        """Stage of the proposer."""
         self.term = 0
-        """Chosen once, with the campaign; 0 before."""
+        """Chosen once, for the campaign; 0 before."""
         self.start_lsn = 0
-        """LSN at which the term begins; 0 before the election, and if sync mode finds no log."""
+        """LSN at which the term starts; 0 before the election, and if sync mode finds no log."""
         self.commit_lsn = 0
+        """LSN before which a quorum has flushed the log."""
         self.truncate_lsn = 0
         """LSN up to which all acceptors have flushed."""
         self.history: tuple[TermEntry, ...] = ()
-        """History of the log, with this term's entry once elected."""
+        """History of the log, including this term's entry once elected."""
         self.donor = acceptors[0]
+        """Voter with the furthest log; other acceptors get from it what they lack."""
         self.failure = ""
-        """Reason why the proposer stopped; empty before."""
+        """Reason why the proposer stopped, or ""."""
         self._peers = {number: CandidatePeer(number) for number in acceptors}
+        """The acceptors, by number."""
         self._tail = LogTail(0, config.piece_bytes_max)
+        """The part of the log that may still have to be sent."""
         self._now_ms = 0
+        """Time of the current event, in ms."""
         self._donor_seen_ms = 0
+        """Time at which the donor was last connected, in ms."""
         self._effects: list[Effect] = []
+        """Effects of the current event."""
         self._set_voters()
 
     def _set_voters(self) -> None:
@@ -192,7 +219,9 @@ class ProposerCandidate(ABC):
         if theirs > self.membership.generation and not self._adopts(peer, greeting):
             return
         if theirs < self.membership.generation:
-            self._drop(peer, f"generation {theirs}, and ours is {self.membership.generation}")
+            self._drop(
+                peer, f"it is in generation {theirs}, but ours is {self.membership.generation}"
+            )
             return
         peer.term = greeting.term
         peer.session = AcceptorSession.GREETED
@@ -212,17 +241,17 @@ class ProposerCandidate(ABC):
             self._ask(peer)
 
     def _knows(self, peer: CandidatePeer, node_id: int) -> bool:
-        """Return whether the node id fits the earlier greetings; otherwise the proposer fails."""
-        # A node that is reached over two addresses would vote twice.
+        """Return whether the node id fits the earlier greetings. Otherwise the proposer fails."""
+        # A node reached over two addresses would vote twice.
         for other in self._peers.values():
             if other is not peer and other.node_id == node_id:
                 self._fail(
                     f"acceptors {other.number} and {peer.number} are both node {node_id}:"
-                    " give every acceptor once, and node ids that differ"
+                    " list every acceptor once, and give them different node ids"
                 )
                 return False
         if peer.node_id not in (None, node_id):
-            self._fail(f"acceptor {peer.number} was node {peer.node_id} and is node {node_id} now")
+            self._fail(f"acceptor {peer.number} was node {peer.node_id} and is now node {node_id}")
             return False
         peer.node_id = node_id
         return True
@@ -230,30 +259,30 @@ class ProposerCandidate(ABC):
     def _adopts(self, peer: CandidatePeer, greeting: AcceptorGreeting) -> bool:
         """Adopt a newer configuration, and return whether that was possible."""
         membership = greeting.membership
-        # Votes are of one configuration, so it is fixed when the campaign begins.
+        # All votes must belong to one configuration, so it is fixed when the campaign starts.
         if self.phase is not ProposerPhase.COLLECTING:
             self._fail(
-                f"acceptor {peer.number} has generation {membership.generation}, and the campaign"
-                f" began with {self.membership.generation}"
+                f"acceptor {peer.number} has generation {membership.generation}, but the campaign"
+                f" started with {self.membership.generation}"
             )
             return False
         self.membership = membership
         self._set_voters()
-        # The others were greeted with the older configuration: they must be greeted again.
+        # The others were greeted with the older configuration and must be greeted again.
         for other in self._peers.values():
             if other is not peer and other.session is not AcceptorSession.OFFLINE:
                 self._drop(other, f"greeted before generation {membership.generation} was known")
         return True
 
     def _voter(self, peer: CandidatePeer) -> int:
-        """Return the acceptor's id in the sets of voters; -1: none yet."""
-        # Without a configuration the voters are the given acceptors, by their numbers.
+        """Return the acceptor's id in the sets of voters; -1 if it has none yet."""
+        # Without a configuration the given acceptors are the voters, by their numbers.
         if not self.membership.generation:
             return peer.number
         return -1 if peer.node_id is None else peer.node_id
 
     def _ask(self, peer: CandidatePeer) -> None:
-        """Ask an acceptor for its vote; one that is no member stays greeted, and is sent nothing
+        """Ask an acceptor for its vote. One that is not a member stays greeted and is sent nothing
         more."""
         if any(self._voter(peer) in voters for voters in self._voters):
             peer.session = AcceptorSession.VOTING
@@ -268,14 +297,14 @@ class ProposerCandidate(ABC):
         if vote.generation != self.membership.generation:
             self._fail(f"{name} voted in generation {vote.generation}, not"
                        f" {self.membership.generation}")  # fmt: skip
-        # After the election a refusal in this very term is harmless: the acceptor was in the term
-        # already when it reconnected.
+        # After the election a refusal in this same term is harmless: the acceptor was already in
+        # the term when it reconnected.
         elif vote.term > self.term or (
             not vote.vote_given and self.phase is ProposerPhase.CAMPAIGN
         ):
-            self._fail(f"{name} refused its vote for term {self.term}: it is in {vote.term}")
+            self._fail(f"{name} refused to vote for term {self.term}: it is in term {vote.term}")
         elif vote.term < self.term:
-            self._drop(peer, f"a vote of term {vote.term}, asked for in {self.term}")
+            self._drop(peer, f"its vote is of term {vote.term}, but was requested for {self.term}")
         else:
             peer.vote = vote
             peer.session = AcceptorSession.VOTED
@@ -297,7 +326,7 @@ class ProposerCandidate(ABC):
             vote = votes[number]
             return last_log_term(vote.history, vote.flush_lsn), vote.flush_lsn
 
-        # The most advanced log of a quorum holds all that was committed.
+        # The most advanced log of a quorum contains everything that was committed.
         self.donor = max(votes, key=rank)
         donor = votes[self.donor]
         self.phase = ProposerPhase.ELECTED
@@ -311,7 +340,7 @@ class ProposerCandidate(ABC):
         self._tail = LogTail(self.start_lsn, self.config.piece_bytes_max)
         truncate_lsn = max(vote.truncate_lsn for vote in votes.values())
         self._effects.append(LeadTerm(self.term, self.start_lsn, self.donor))
-        # Every acceptor has flushed up to `truncate_lsn`: they agree already.
+        # Every acceptor has flushed up to `truncate_lsn`, so they already agree.
         if self.config.is_sync and truncate_lsn == self.start_lsn:
             self._synced()
             return
@@ -354,4 +383,4 @@ class ProposerCandidate(ABC):
 
     @abstractmethod
     def _check_synced(self) -> None:
-        """End sync mode, if the acceptors that are still connected agree."""
+        """End sync mode if the acceptors that are still connected agree."""

@@ -1,14 +1,14 @@
 """Version 2 of the acceptors' protocol as bytes: packed little-endian structures, tags of 8 bytes.
 
-Only the acceptor's side is here: our own proposers speak version 3.
+Only the acceptor's side is implemented: our own proposers speak version 3.
 
-Version 2 has no generations and no membership: every message is of generation 0, another cannot be
-encoded (`LocalProtocolError`), and an acceptor's greeting leaves its membership out. A proposer's
-greeting has the timeline before the tenant, as raw bytes, and an acceptor's has the term before its
-number: both are the other way round in version 3.
+Version 2 has no generations and no membership. Every message is of generation 0; any other cannot
+be encoded (`LocalProtocolError`), and an acceptor's greeting omits its membership. In a proposer's
+greeting the timeline precedes the tenant, as raw bytes, and in an acceptor's greeting the term
+precedes its number; version 3 has both in the reverse order.
 
-Trailing bytes of a proposer are ignored, an acceptor's message must have its exact length. Bytes
-that are no message raise `MalformedFrame`.
+Trailing bytes of a proposer's message are ignored; an acceptor's message must have its exact
+length. Bytes that are not a valid message raise `MalformedFrame`.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _APPEND_RESPONSE: Final = struct.Struct("<QQQqQQ")
 
 
 def decode_proposer(data: Bytes) -> ProposerMessage:
-    """Decode a proposer's message; trailing bytes are ignored. Raises `MalformedFrame`."""
+    """Decode a proposer's message. Trailing bytes are ignored. Raise `MalformedFrame`."""
     fields = MessageFields(data, "a proposer's message")
     (tag,) = fields.unpack(_TAG, "the tag")
     if tag == APPEND:
         fields.message = "AppendRequest"
-        # Older releases sent the term's begin as second field; it is ignored.
+        # Older releases sent the start of the term as the second field; it is ignored.
         term, _, begin, end, commit, truncate, proposer_id = fields.unpack(
             _APPEND_REQUEST, "its head"
         )
@@ -74,11 +74,11 @@ def decode_proposer(data: Bytes) -> ProposerMessage:
         history = fields.history(_U32, _ENTRY)
         (timeline_start_lsn,) = fields.unpack(_U64, "timeline_start_lsn")
         return ProposerElected(0, term, start, history, timeline_start_lsn)
-    raise fields.malformed(f"unknown tag 0x{tag:x}: g, v, e or a is known")
+    raise fields.malformed(f"unknown tag 0x{tag:x}: expected g, v, e or a")
 
 
 def encode_acceptor(message: AcceptorMessage) -> bytes:
-    """Encode an acceptor's message, of exact length. Raises `LocalProtocolError`."""
+    """Encode an acceptor's message, with its exact length. Raise `LocalProtocolError`."""
     match message:
         case AppendResponse(hot_standby=hot_standby, pageserver=pageserver):
             _check_generation(message.generation)
@@ -114,7 +114,7 @@ def _read_proposer_greeting(fields: MessageFields) -> ProposerGreeting:
         fields.unpack(_PROPOSER_GREETING, "its body")
     )
     if version != VERSION:
-        raise fields.malformed(f"it says version {version}, in a stream of version {VERSION}")
+        raise fields.malformed(f"it has version {version}, in a stream of version {VERSION}")
     return ProposerGreeting(
         tenant=tenant.hex(),
         timeline=timeline.hex(),
@@ -129,6 +129,4 @@ def _read_proposer_greeting(fields: MessageFields) -> ProposerGreeting:
 
 def _check_generation(generation: int) -> None:
     if generation:
-        raise LocalProtocolError(
-            f"generation {generation} cannot be said in version 2; speak version 3"
-        )
+        raise LocalProtocolError(f"version 2 cannot encode generation {generation}: use version 3")

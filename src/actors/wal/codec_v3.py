@@ -1,8 +1,9 @@
 """Version 3 of the acceptors' protocol as bytes: all integers big-endian, no padding, one tag byte.
 
-A proposer's message may be longer than its fields: the rest is ignored, as Neon's acceptors do. An
-acceptor's message must have its exact length, or a proposer closes the connection. Bytes that are
-no message raise `MalformedFrame`, values that no message can carry `LocalProtocolError`.
+A proposer's message may be longer than its fields: the rest is ignored, as in Neon's acceptors. An
+acceptor's message must have its exact length; otherwise a proposer closes the connection. Bytes
+that are not a valid message raise `MalformedFrame`; values that no message can carry raise
+`LocalProtocolError`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ APPEND: Final = ord("a")
 HOST_BYTES_MAX: Final = 255
 """Longest host name that DNS allows."""
 MEMBER_BYTES_MIN: Final = 11
-"""Bytes of the shortest member: its number, an empty host's NUL, its port."""
+"""Size of the shortest member: its number, the NUL of an empty host, and its port."""
 
 _TAG: Final = struct.Struct(">B")
 _U16: Final = struct.Struct(">H")
@@ -60,7 +61,7 @@ _APPEND_RESPONSE: Final = struct.Struct(">IQQQqQQ")
 
 
 def decode_proposer(data: Bytes) -> ProposerMessage:
-    """Decode a proposer's message; trailing bytes are ignored. Raises `MalformedFrame`."""
+    """Decode a proposer's message. Trailing bytes are ignored. Raise `MalformedFrame`."""
     fields = MessageFields(data, "a proposer's message")
     (tag,) = fields.unpack(_TAG, "the tag")
     if tag == APPEND:
@@ -77,12 +78,11 @@ def decode_proposer(data: Bytes) -> ProposerMessage:
         fields.message = "ProposerElected"
         generation, term, start = fields.unpack(_ELECTED, "its head")
         return ProposerElected(generation, term, start, fields.history(_U32, _ENTRY))
-    raise fields.malformed(f"unknown tag 0x{tag:02x}: g, v, e or a is known")
+    raise fields.malformed(f"unknown tag 0x{tag:02x}: expected g, v, e or a")
 
 
 def decode_acceptor(data: Bytes) -> AcceptorMessage:
-    """Decode an acceptor's message, which must have exactly these bytes. Raises
-    `MalformedFrame`."""
+    """Decode an acceptor's message, which must have exactly these bytes. Raise `MalformedFrame`."""
     fields = MessageFields(data, "an acceptor's message")
     (tag,) = fields.unpack(_TAG, "the tag")
     message: AcceptorMessage
@@ -106,13 +106,13 @@ def decode_acceptor(data: Bytes) -> AcceptorMessage:
         history = fields.history(_U32, _ENTRY)
         message = VoteResponse(generation, term, vote_given, flush_lsn, truncate_lsn, history)
     else:
-        raise fields.malformed(f"unknown tag 0x{tag:02x}: g, v or a is known")
+        raise fields.malformed(f"unknown tag 0x{tag:02x}: expected g, v or a")
     fields.end()
     return message
 
 
 def encode_proposer(message: ProposerMessage) -> bytes:
-    """Encode a proposer's message without the fields of version 2. Raises `LocalProtocolError`."""
+    """Encode a proposer's message, without the fields of version 2. Raise `LocalProtocolError`."""
     match message:
         case AppendRequest():
             check_wal(message.begin_lsn, message.end_lsn, message.wal)
@@ -135,7 +135,9 @@ def encode_proposer(message: ProposerMessage) -> bytes:
             parts = [b"g"]
             for what, name in (("tenant", message.tenant), ("timeline", message.timeline)):
                 if not is_id(name):
-                    raise LocalProtocolError(f"{what} {name!r} is not {ID_DIGITS} digits, 0-9a-f")
+                    raise LocalProtocolError(
+                        f"invalid {what} {name!r}: expected {ID_DIGITS} digits, 0-9a-f"
+                    )
                 parts.append(name.encode() + b"\0")
             parts += _pack_membership(message.membership)
             parts.append(
@@ -145,7 +147,7 @@ def encode_proposer(message: ProposerMessage) -> bytes:
 
 
 def encode_acceptor(message: AcceptorMessage) -> bytes:
-    """Encode an acceptor's message, of exact length. Raises `LocalProtocolError`."""
+    """Encode an acceptor's message, with its exact length. Raise `LocalProtocolError`."""
     match message:
         case AppendResponse(hot_standby=hot_standby, pageserver=pageserver):
             body = pack(
@@ -179,15 +181,15 @@ def _read_proposer_greeting(fields: MessageFields) -> ProposerGreeting:
     tenant = _read_id(fields, "tenant")
     timeline = _read_id(fields, "timeline")
     membership = _read_membership(fields)
-    pg_version, system_id, segment_bytes = fields.unpack(_SERVER, "what the server is")
+    pg_version, system_id, segment_bytes = fields.unpack(_SERVER, "the server's fields")
     return ProposerGreeting(tenant, timeline, membership, pg_version, system_id, segment_bytes)
 
 
 def _read_id(fields: MessageFields, what: str) -> str:
-    # Either case is accepted, and lower case is kept: ids name folders.
+    # Either case is accepted, but lower case is stored, because ids name folders.
     name = fields.text(ID_DIGITS, what).lower()
     if not is_id(name):
-        raise fields.malformed(f"{what} {name!r} is not {ID_DIGITS} hexadecimal digits")
+        raise fields.malformed(f"invalid {what} {name!r}: expected {ID_DIGITS} hexadecimal digits")
     return name
 
 
@@ -195,7 +197,7 @@ def _read_membership(fields: MessageFields) -> MembershipConfig:
     (generation,) = fields.unpack(_U32, "the generation")
     members = _read_members(fields)
     membership = MembershipConfig(generation, members, _read_members(fields))
-    if wrong := _wrong_with(membership):
+    if wrong := _find_error(membership):
         raise fields.malformed(wrong)
     return membership
 
@@ -211,7 +213,7 @@ def _read_members(fields: MessageFields) -> tuple[ConfigMember, ...]:
 
 
 def _pack_membership(membership: MembershipConfig) -> list[bytes]:
-    if wrong := _wrong_with(membership):
+    if wrong := _find_error(membership):
         raise LocalProtocolError(wrong)
     parts = [pack(_U32, membership.generation)]
     for members in (membership.members, membership.new_members):
@@ -223,16 +225,16 @@ def _pack_membership(membership: MembershipConfig) -> list[bytes]:
     return parts
 
 
-def _wrong_with(membership: MembershipConfig) -> str | None:
+def _find_error(membership: MembershipConfig) -> str | None:
     generation, members = membership.generation, membership.members
-    # Generation 0 means "no configuration", and each set must name a node once.
+    # Generation 0 means "no configuration", and each set must contain a node only once.
     if generation and not members:
         return f"generation {generation} has no members"
     if not generation and (members or membership.new_members):
         count = len(members) + len(membership.new_members)
-        return f"generation 0 is no configuration, but has {count} members"
+        return f"generation 0 means no configuration, but has {count} members"
     for one_set in (members, membership.new_members):
         ids = [member.node_id for member in one_set]
         if len(set(ids)) < len(ids):
-            return f"a member comes twice in one set of generation {generation}: {sorted(ids)}"
+            return f"duplicate member in one set of generation {generation}: {sorted(ids)}"
     return None

@@ -1,12 +1,12 @@
-"""The control file: all state of an acceptor besides the log, in Neon's format.
+"""The control file: all state of an acceptor except the log, in Neon's format.
 
-Bytes, all integers little-endian: magic u32, version u32, the body, CRC-32C of all before, u32. The
-body is a fixed sequence: ids as 32 hexadecimal digits after a u64 count, sequences after a u64
-count, an option after a byte 0 or 1. Version 9 lacks the membership and the time of creation, and
-has the (always empty) peers after the LSNs.
+Format, all integers little-endian: magic u32, version u32, the body, and the CRC-32C of everything
+before it, u32. The body is a fixed sequence: ids as 32 hexadecimal digits after a u64 count,
+sequences after a u64 count, an option after a byte 0 or 1. Version 9 lacks the membership and the
+time of creation, and has the (always empty) peers after the LSNs.
 
-`FileControl` keeps the file: a new one is written beside it, flushed, renamed over it, and the
-folder flushed. So there is a whole file at every instant, and `state` is on disk.
+`FileControl` maintains the file: a new one is written next to it and flushed, renamed over it, and
+the folder is flushed. So there is a complete file at every moment, and `state` is on disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAGIC: Final = 0xCAFECEEF
 VERSION: Final = 10
 VERSION_WITHOUT_MEMBERS: Final = 9
 CONTROL_BYTES_MAX: Final = 1 << 24
-"""Room for a million entries of history; no file of an acceptor comes near."""
+"""Room for a million entries of history; the files of acceptors are far smaller."""
 
 _U8, _U16, _U32, _U64 = Struct("<B"), Struct("<H"), Struct("<I"), Struct("<Q")
 _HEX: Final = frozenset(b"0123456789abcdef")
@@ -46,9 +46,9 @@ _ENTRY_BYTES: Final = 16
 
 
 def encode(state: ControlState) -> bytes:
-    """Return the bytes of the whole file. Raises `InvalidUsage` for a state that the format cannot
-    hold."""
-    # Version 9 while there is no membership, so that older acceptors can read the file.
+    """Return the bytes of the complete file. Raise `InvalidUsage` for a state that the format
+    cannot hold."""
+    # Use version 9 while there is no membership, so that older acceptors can read the file.
     members = state.membership.generation != 0
     parts = [
         _U32.pack(MAGIC),
@@ -68,20 +68,20 @@ def encode(state: ControlState) -> bytes:
         parts += [_U64.pack(getattr(state, name)) for name in _LSNS]
         if not members:
             parts.append(_U64.pack(0))  # peers
-        parts += [_U64.pack(0), _U32.pack(0)]  # segments uploaded in part; present, not evicted
+        parts += [_U64.pack(0), _U32.pack(0)]  # no partially uploaded segments; not evicted
         if members:
             seconds, ms = divmod(state.created_at_ms, 1000)
             parts += [_U64.pack(seconds), _U32.pack(ms * 1_000_000)]
-    except struct.error as error:  # a number out of the range of its field
-        raise InvalidUsage(f"no control file can hold this: {error}: {state}") from None
+    except struct.error as error:  # a number is out of its field's range
+        raise InvalidUsage(f"a control file cannot hold this state: {error}: {state}") from None
     body = b"".join(parts)
     return body + _U32.pack(google_crc32c.value(body))
 
 
 def decode(data: bytes) -> ControlState:
-    """Return the state in a file's bytes. Raises `CorruptData`."""
+    """Return the state in a file's bytes. Raise `CorruptData`."""
     if len(data) < 12 or _U32.unpack_from(data)[0] != MAGIC:
-        raise _corrupt(f"{len(data)} bytes that do not begin with {MAGIC:08X}")
+        raise _corrupt(f"its {len(data)} bytes do not start with {MAGIC:08X}")
     (wanted,) = _U32.unpack_from(data, len(data) - 4)
     if (crc := google_crc32c.value(data[:-4])) != wanted:
         raise _corrupt(f"the CRC of its {len(data)} bytes is {crc:08X}, not {wanted:08X}")
@@ -90,7 +90,7 @@ def decode(data: bytes) -> ControlState:
 
 def _corrupt(why: str) -> CorruptData:
     return CorruptData(
-        f"the control file is not what was written: {why}; restore it, or remove the timeline and"
+        f"the control file is corrupt: {why}; restore it, or remove the timeline and"
         " let its peers fill it again",
         determinate=True,
     )
@@ -99,7 +99,7 @@ def _corrupt(why: str) -> CorruptData:
 def _hex(text: str) -> bytes:
     data = text.encode()
     if len(data) != 32 or not _HEX.issuperset(data):
-        raise InvalidUsage(f"{text!r} is no id: 32 hexadecimal digits, lower case")
+        raise InvalidUsage(f"invalid id {text!r}: expected 32 lower-case hexadecimal digits")
     return _U64.pack(32) + data
 
 
@@ -112,11 +112,12 @@ def _members(members: tuple[ConfigMember, ...]) -> bytes:
 
 
 class _Body:
-    """Parses what `encode` wrote; each method takes its bytes or raises `CorruptData`."""
+    """Parses what `encode` wrote. Each method takes its bytes or raises `CorruptData`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 4
+        """Position of the next byte to read, after the magic."""
 
     def state(self) -> ControlState:
         version = self._number(_U32)
@@ -133,12 +134,12 @@ class _Body:
         segment_bytes, proposer = self._number(_U32), self._hex()
         lsns = {name: self._number(_U64) for name in _LSNS}
         if version == VERSION_WITHOUT_MEMBERS:
-            self._none(_U64, "peers")
-        self._none(_U64, "segments uploaded in part")
-        self._none(_U32, "an eviction")
+            self._expect_zero(_U64, "peers")
+        self._expect_zero(_U64, "partially uploaded segments")
+        self._expect_zero(_U32, "an eviction")
         created = self._created() if version == VERSION else 0
         if self._at != len(self._data):
-            raise _corrupt(f"{len(self._data) - self._at} bytes too many")
+            raise _corrupt(f"{len(self._data) - self._at} bytes too long")
         return ControlState(
             tenant=tenant,
             timeline=timeline,
@@ -155,7 +156,7 @@ class _Body:
 
     def _take(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
-            raise _corrupt(f"{size} bytes wanted at {self._at} of {len(self._data)}")
+            raise _corrupt(f"expected {size} bytes at {self._at} of {len(self._data)}")
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -164,29 +165,29 @@ class _Body:
         return number
 
     def _count(self, each_bytes_min: int) -> int:
-        """Return the length of a sequence, for which there must be room."""
+        """Read the length of a sequence, and check that there is room for it."""
         count = self._number(_U64)
         if count * each_bytes_min > len(self._data) - self._at:
-            raise _corrupt(f"{count} things are to come at {self._at} of {len(self._data)} bytes")
+            raise _corrupt(f"no room for {count} items at {self._at} of {len(self._data)} bytes")
         return count
 
     def _hex(self) -> str:
         size, data = self._number(_U64), self._take(32)
         if size != 32 or not _HEX.issuperset(data):
-            raise _corrupt(f"{data!r} of {size} digits is no id")
+            raise _corrupt(f"invalid id {data!r} of {size} digits")
         return data.decode()
 
-    def _none(self, kind: Struct, what: str) -> None:
-        # The format has partial uploads and evictions, this acceptor has not: dropping them would
-        # be wrong.
+    def _expect_zero(self, kind: Struct, what: str) -> None:
+        # The format supports partial uploads and evictions, but this acceptor does not, and
+        # ignoring them would be wrong.
         if count := self._number(kind):
-            raise _corrupt(f"it has {what} ({count}), which this acceptor does not know")
+            raise _corrupt(f"it has {what} ({count}), which this acceptor does not support")
 
     def _membership(self) -> MembershipConfig:
         generation, members = self._number(_U32), self._members()
         option = self._number(_U8)
         if option > 1 or not generation:
-            raise _corrupt(f"option {option}, generation {generation}")
+            raise _corrupt(f"invalid option {option} in generation {generation}")
         return MembershipConfig(generation, members, self._members() if option else ())
 
     def _members(self) -> tuple[ConfigMember, ...]:
@@ -197,7 +198,7 @@ class _Body:
         try:
             return ConfigMember(node_id, host.decode(), self._number(_U16))
         except UnicodeDecodeError as error:
-            raise _corrupt(f"{host!r} is no name of a host: {error}") from None
+            raise _corrupt(f"invalid host name {host!r}: {error}") from None
 
     def _created(self) -> int:
         seconds, ns = self._number(_U64), self._number(_U32)
@@ -210,21 +211,23 @@ class FileControl:
     def __init__(self, folder: Path, state: ControlState, files: FileSystem) -> None:
         self._folder = folder
         self._state = state
+        """State on disk."""
         self._files = files
         self._broken = ""
+        """Error text once the file must be opened again, or ""."""
 
     @classmethod
     def open(cls, folder: Path, files: FileSystem | None = None) -> FileControl:
-        """Open the control file of a folder. Raises `CorruptData`, or `StorageError` when it cannot
-        be read."""
+        """Open the control file of a folder. Raise `CorruptData`, or `StorageError` if it cannot be
+        read."""
         files = files or OperatingSystemFiles()
         place = folder / CONTROL_NAME
         try:
             file = files.open(place)
             try:
                 data = file.read_at(0, CONTROL_BYTES_MAX + 1)
-                # Its writer may have died before it was on disk: flushed before anything relies on
-                # a state that the next crash could take back.
+                # Its writer may have died before it was on disk. Flush it before anything relies on
+                # a state that the next crash could undo.
                 file.sync()
             finally:
                 file.close()
@@ -239,7 +242,7 @@ class FileControl:
     def create(
         cls, folder: Path, state: ControlState, files: FileSystem | None = None
     ) -> FileControl:
-        """Create a control file in a folder that has none. Raises `InvalidUsage`,
+        """Create a control file in a folder that has none. Raise `InvalidUsage` or
         `StorageError`."""
         files = files or OperatingSystemFiles()
         try:
@@ -247,7 +250,7 @@ class FileControl:
         except OSError as error:
             raise storage_error(f"list {folder}", error) from error
         if CONTROL_NAME in names:
-            raise InvalidUsage(f"{folder} has a control file already; open it")
+            raise InvalidUsage(f"{folder} already has a control file: open it")
         made = cls(folder, state, files)
         made._replace(state)
         return made
@@ -258,8 +261,10 @@ class FileControl:
         return self._state
 
     def persist(self, state: ControlState) -> None:
-        """Replace the state, atomically; on disk when this returns. Raises `StorageError`; after
-        one that is not `determinate` the file must be opened again."""
+        """Replace the state atomically. It is on disk when this returns.
+
+        Raise `StorageError`. After one that is not `determinate`, the file must be opened again.
+        """
         if self._broken:
             raise StorageError(self._broken, determinate=True)
         self._replace(state)
@@ -268,8 +273,8 @@ class FileControl:
         data = encode(state)
         if len(data) > CONTROL_BYTES_MAX:
             raise InvalidUsage(
-                f"a control file of {len(data)} bytes, with {len(state.history)} entries of"
-                f" history: at most {CONTROL_BYTES_MAX}"
+                f"control file too large: {len(data)} bytes, with {len(state.history)} entries of"
+                f" history (limit {CONTROL_BYTES_MAX})"
             )
         partial, renaming = self._folder / PARTIAL_NAME, False
         try:
@@ -279,12 +284,12 @@ class FileControl:
                 file.sync()
             finally:
                 file.close()
-            # Set before the call: a rename that fails may still have happened.
+            # Set it before the call, because a rename that fails may still have happened.
             renaming = True
             self._files.rename(partial, self._folder / CONTROL_NAME)
             self._files.sync_folder(self._folder)
         except OSError as error:
-            # After a failed rename either file may be on disk. Before it the old file is intact.
+            # After a failed rename either file may be on disk. Before it, the old file is intact.
             if renaming:
                 self._broken = f"the control file of {self._folder} must be opened again: {error}"
             what = f"replace the control file of {self._folder}"
@@ -295,17 +300,20 @@ class FileControl:
 def create_timeline(
     folder: Path, state: ControlState, files: FileSystem | None = None
 ) -> FileControl:
-    """Create a timeline's folder with its control file: whole beside its place, then renamed. A
-    crash leaves all of it, or a folder ``….temp`` that the next attempt removes. The folder above
-    must exist. Raises `InvalidUsage` where the timeline exists, `StorageError`."""
+    """Create a timeline's folder with its control file.
+
+    The folder is completed under a temporary name and then renamed, so a crash leaves either all of
+    it or a folder ``….temp`` that the next attempt removes. The parent folder must exist. Raise
+    `InvalidUsage` if the timeline exists, and `StorageError`.
+    """
     files = files or OperatingSystemFiles()
     temporary = folder.with_name(f"{folder.name}.temp")
     renaming = False
     try:
         names = files.names(folder.parent)
         if folder.name in names:
-            raise InvalidUsage(f"{folder} is there already; open it")
-        # Left by a crash before the rename: no acceptor has ever served it.
+            raise InvalidUsage(f"{folder} already exists: open it")
+        # A crash before the rename has left it. No acceptor has ever served it.
         if temporary.name in names:
             for name in files.names(temporary):
                 files.remove(temporary / name)

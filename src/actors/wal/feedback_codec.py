@@ -1,9 +1,10 @@
-"""The position of a consumer of the log, as it ends an `AppendResponse`.
+"""The position of a consumer of the log, as it is appended to an `AppendResponse`.
 
-A number of keys (u8), then per key: its name with a NUL, the value's length (i32), the value. All
-of it is big-endian, in version 2 of the protocol too. Unknown keys are skipped by their length;
-each of four positions has two names, the older of which is written. The last of equal keys counts,
-and missing keys are 0. A reader's ``z`` message has the same bytes as its body.
+Format: the number of keys (u8), then for each key its name with a NUL, the length of the value
+(i32), and the value. Everything is big-endian, in version 2 of the protocol too. Unknown keys are
+skipped by their length. Each of four positions has two names, the older of which is written. The
+last of several equal keys counts, and missing keys are 0. The body of a reader's ``z`` message has
+the same format.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _I64: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
 _U8: Final = struct.Struct(">B")
 KEY_BYTES_MIN: Final = 5
-"""Bytes of the shortest key: an empty name's NUL, a length, and no value."""
+"""Size of the shortest key: the NUL of an empty name, a length, and no value."""
 
 WRITTEN: Final = (
     ("current_timeline_size", "current_timeline_bytes", _U64),
@@ -35,14 +36,14 @@ WRITTEN: Final = (
 )
 """(key, field of `PageserverFeedback`, layout), in the order in which they are written."""
 ALWAYS: Final = 5
-"""Number of keys that are written in any case; the others only if they are not 0."""
+"""Number of keys that are always written. The others are written only if they are not 0."""
 NEWER: Final = {
     "last_received_lsn": "ps_writelsn",
     "disk_consistent_lsn": "ps_flushlsn",
     "remote_consistent_lsn": "ps_applylsn",
     "replytime": "ps_replytime",
 }
-"""Keys as newer peers write them, and the older ones."""
+"""Keys as newer peers write them, and the older names."""
 _KNOWN: Final = {key: (field, layout) for key, field, layout in WRITTEN} | {
     newer: (field, layout)
     for newer, older in NEWER.items()
@@ -52,7 +53,7 @@ _KNOWN: Final = {key: (field, layout) for key, field, layout in WRITTEN} | {
 
 
 def encode_feedback(feedback: PageserverFeedback) -> bytes:
-    """Encode the feedback. Raises `LocalProtocolError` for numbers out of range."""
+    """Encode the feedback. Raise `LocalProtocolError` if a number is out of range."""
     parts = []
     for index, (key, field, layout) in enumerate(WRITTEN):
         value = int(getattr(feedback, field))
@@ -62,7 +63,7 @@ def encode_feedback(feedback: PageserverFeedback) -> bytes:
 
 
 def decode_feedback(data: Bytes) -> PageserverFeedback:
-    """Decode exactly these bytes. Raises `MalformedFrame`."""
+    """Decode exactly these bytes. Raise `MalformedFrame`."""
     fields = MessageFields(data, "PageserverFeedback")
     feedback = read_feedback(fields)
     fields.end()
@@ -70,7 +71,7 @@ def decode_feedback(data: Bytes) -> PageserverFeedback:
 
 
 def read_feedback(fields: MessageFields) -> PageserverFeedback:
-    """Read the feedback that comes next. Raises `MalformedFrame`."""
+    """Read the feedback that comes next in a message. Raise `MalformedFrame`."""
     found: dict[str, Any] = {}
     for _ in range(fields.count(_KEYS, KEY_BYTES_MIN, "keys of the feedback")):
         key = fields.text(KEY_BYTES_MAX, "a key of the feedback")
@@ -84,7 +85,7 @@ def read_feedback(fields: MessageFields) -> PageserverFeedback:
         field, layout = _KNOWN[key]
         if length != layout.size:
             raise fields.malformed(
-                f"the value of {key!r} has {length} bytes, it must have {layout.size}"
+                f"the value of {key!r} has {length} bytes: expected {layout.size}"
             )
         (number,) = layout.unpack(value)
         found[field] = fields.flag(number, key) if key == "corruption_detected" else int(number)

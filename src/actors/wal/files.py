@@ -1,9 +1,9 @@
-"""The calls that a log's disk side makes to a file system, as protocols that tests can implement.
+"""The file-system calls made by a log's disk side, as protocols that tests can implement.
 
 Calls block and raise `OSError`. *Durable* bytes and names survive a crash of the machine: a file's
-bytes after `sync` or `sync_data`, names (created, renamed, removed) after `sync_folder`. A rename
-is atomic either way. After a failed sync the state of earlier writes is unknown: the operating
-system may have dropped them and report the next sync as a success.
+bytes after `sync` or `sync_data`, and names (created, renamed, removed) after `sync_folder`. A
+rename is atomic in either case. After a failed sync the state of earlier writes is unknown: the
+operating system may have dropped them and report the next sync as successful.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ class OpenFile(Protocol):
     """An open file."""
 
     def write_at(self, offset: int, data: bytes) -> None:
-        """Write all of the data; not durable."""
+        """Write all of the data at the offset. Not durable."""
         ...
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Read `size` bytes; fewer at the file's end."""
+        """Read `size` bytes at the offset, or fewer at the end of the file."""
         ...
 
     def set_length(self, length: int) -> None:
-        """Truncate the file, or extend it with zeros; not durable."""
+        """Truncate the file, or extend it with zeros. Not durable."""
         ...
 
     def sync(self) -> None:
-        """Make bytes and length durable."""
+        """Make the file's bytes and length durable."""
         ...
 
     def sync_data(self) -> None:
@@ -39,7 +39,7 @@ class OpenFile(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the file; nothing becomes durable."""
+        """Close the file. This makes nothing durable."""
         ...
 
 
@@ -47,7 +47,7 @@ class FileSystem(Protocol):
     """A file system."""
 
     def create(self, path: Path) -> OpenFile:
-        """Create an empty file to read and write; an existing one is emptied."""
+        """Create an empty file to read and write. An existing file is emptied."""
         ...
 
     def open(self, path: Path) -> OpenFile:
@@ -55,7 +55,7 @@ class FileSystem(Protocol):
         ...
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename atomically, in place of what has the new name."""
+        """Rename atomically, replacing an entry that has the new name."""
         ...
 
     def remove(self, path: Path) -> None:
@@ -63,7 +63,7 @@ class FileSystem(Protocol):
         ...
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder, which may exist."""
+        """Create a folder, unless it exists."""
         ...
 
     def remove_folder(self, path: Path) -> None:
@@ -71,7 +71,7 @@ class FileSystem(Protocol):
         ...
 
     def names(self, folder: Path) -> list[str]:
-        """Return the names of all entries, in no order."""
+        """Return the names of all entries, in no particular order."""
         ...
 
     def sync_folder(self, folder: Path) -> None:
@@ -99,7 +99,8 @@ class _DiskFile:
         at = os.fstat(self._number).st_size
         if length <= at:
             os.ftruncate(self._number, length)
-        # Zeros, not a hole: each flush of bytes that fill a hole changes the file's map, too.
+        # Write zeros instead of leaving a hole: flushing bytes that fill a hole also changes the
+        # file's block map.
         while at < length:
             at += os.pwrite(self._number, ZEROS[: length - at], at)
 
@@ -117,35 +118,35 @@ class OperatingSystemFiles:
     """The operating system's file system."""
 
     def create(self, path: Path) -> OpenFile:
-        """See `FileSystem`."""
+        """Create an empty file to read and write; see `FileSystem.create`."""
         return _DiskFile(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
 
     def open(self, path: Path) -> OpenFile:
-        """See `FileSystem`."""
+        """Open an existing file; see `FileSystem.open`."""
         return _DiskFile(path, os.O_RDWR)
 
     def rename(self, old: Path, new: Path) -> None:
-        """See `FileSystem`."""
+        """Rename atomically; see `FileSystem.rename`."""
         old.rename(new)
 
     def remove(self, path: Path) -> None:
-        """See `FileSystem`."""
+        """Remove a file; see `FileSystem.remove`."""
         path.unlink()
 
     def make_folder(self, path: Path) -> None:
-        """See `FileSystem`."""
+        """Create a folder, unless it exists; see `FileSystem.make_folder`."""
         path.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
     def remove_folder(self, path: Path) -> None:
-        """See `FileSystem`."""
+        """Remove an empty folder; see `FileSystem.remove_folder`."""
         path.rmdir()
 
     def names(self, folder: Path) -> list[str]:
-        """See `FileSystem`."""
+        """Return the names of all entries; see `FileSystem.names`."""
         return os.listdir(folder)
 
     def sync_folder(self, folder: Path) -> None:
-        """See `FileSystem`."""
+        """Make the names in the folder durable; see `FileSystem.sync_folder`."""
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(number)

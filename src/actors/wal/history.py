@@ -1,12 +1,12 @@
 """Histories of terms: the term in which each part of a log was written.
 
-A history is a tuple of `TermEntry`, terms strictly ascending, LSNs ascending. An entry is valid up
-to the next one's LSN; the last one of a proposer has no end, the last one of an acceptor ends with
-its log. A term has one leader that begins once, so entries of one term have the same LSN in all
-histories.
+A history is a tuple of `TermEntry` with strictly ascending terms and ascending LSNs. An entry is
+valid up to the next entry's LSN. The last entry of a proposer has no end; the last entry of an
+acceptor ends with its log. A term has one leader that starts once, so entries of one term have the
+same LSN in all histories.
 
-An acceptor keeps the last leader's whole history, also entries past the end of its own log; only
-the *visible* part counts. Pure functions; LSNs are byte positions.
+An acceptor keeps the complete history of the last leader, including entries beyond the end of its
+own log; only the *visible* part counts. The functions are pure; LSNs are byte positions.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def history_text(history: History, entries_max: int = 8) -> str:
 
 
 def check_history(history: History) -> None:
-    """Raise `WalRefused` unless terms rise and LSNs do not fall."""
+    """Raise `WalRefused` unless terms ascend and LSNs do not decrease."""
     for older, newer in pairwise(history):
         if not (older.term < newer.term and older.lsn <= newer.lsn):
             raise WalRefused(
-                f"a history in which {newer.term}@{lsn_text(newer.lsn)} follows"
-                f" {older.term}@{lsn_text(older.lsn)}: terms must rise and LSNs not fall"
+                f"invalid history: {newer.term}@{lsn_text(newer.lsn)} follows"
+                f" {older.term}@{lsn_text(older.lsn)}, but terms must ascend and LSNs not decrease"
             )
 
 
 def visible(history: History, flush_lsn: int) -> History:
     """Return the entries that lie in a log that ends at `flush_lsn`."""
-    # An entry at the very end counts: a leader raises the last term without writing a byte.
+    # An entry exactly at the end counts: a leader raises the last term without writing a byte.
     return tuple(takewhile(lambda entry: entry.lsn <= flush_lsn, history))
 
 
 def last_log_term(history: History, flush_lsn: int) -> int:
-    """Return the term of the last visible entry; 0 if there is none."""
+    """Return the term of the last visible entry, or 0 if there is none."""
     seen = visible(history, flush_lsn)
     return seen[-1].term if seen else 0
 
@@ -51,24 +51,25 @@ def last_log_term(history: History, flush_lsn: int) -> int:
 def highest_common_point(
     proposer: History, acceptor: History, acceptor_end_lsn: int
 ) -> TermEntry | None:
-    """Return the last common term and the LSN at which the logs part; None without a common term.
+    """Return the last common term and the LSN at which the logs diverge, or None without a common
+    term.
 
-    `acceptor` is the visible history of a log that ends at `acceptor_end_lsn`. Raises `WalRefused`
-    when a common term begins at two LSNs, or `acceptor` extends past its end.
+    `acceptor` is the visible history of a log that ends at `acceptor_end_lsn`. Raise `WalRefused`
+    if a common term starts at two LSNs, or `acceptor` extends beyond the log's end.
     """
     if acceptor and acceptor[-1].lsn > acceptor_end_lsn:
         raise WalRefused(
-            f"the history {history_text(acceptor)} goes on behind the log's end"
+            f"history {history_text(acceptor)} extends beyond the log's end"
             f" {lsn_text(acceptor_end_lsn)}"
         )
     common = 0
     for ours, theirs in zip(proposer, acceptor, strict=False):
         if ours.term != theirs.term:
             break
-        # A peer broke the protocol: no common point would be safe.
+        # A peer broke the protocol, so no common point would be safe.
         if ours.lsn != theirs.lsn:
             raise WalRefused(
-                f"term {ours.term} begins at {lsn_text(ours.lsn)} for the proposer and at"
+                f"term {ours.term} starts at {lsn_text(ours.lsn)} for the proposer and at"
                 f" {lsn_text(theirs.lsn)} for the acceptor: two leaders had the same term"
             )
         common += 1

@@ -1,7 +1,7 @@
-"""Parses one segment for people: its pages, its records, and where and why it ends.
+"""Parses one segment for display: its pages, its records, and where and why it ends.
 
-`inspect` reads one file from its first record (or the one after a record that continues from the
-segment before) to its end, or to bytes that are no record. It changes nothing.
+`inspect` reads one file from its first record (after one that continues from the previous segment)
+to its end, or to bytes that are not a record. It changes nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _RECORD: Final = Struct("<IIQBBHI")
 
 
 class PageHeader(msgspec.Struct, frozen=True):
-    """A page's header."""
+    """The header of a page."""
 
     lsn: int
     magic: int
@@ -70,11 +70,11 @@ class PageHeader(msgspec.Struct, frozen=True):
     timeline: int
     address: int
     to_come_bytes: int
-    """Bytes that follow of a record begun before the page."""
+    """Number of following bytes that belong to a record started before the page."""
 
 
 class WalRecord(msgspec.Struct, frozen=True):
-    """A whole record; its CRC is right."""
+    """A complete record with a correct CRC."""
 
     lsn: int
     next_lsn: int
@@ -86,30 +86,33 @@ class WalRecord(msgspec.Struct, frozen=True):
 
 
 class InspectedFile(msgspec.Struct, frozen=True):
-    """Content of one file."""
+    """Contents of one file."""
 
     begin_lsn: int
     whole: bool
-    """True if the segment is full, by the file's name."""
+    """True if the segment is full, according to the file's name."""
     file_bytes: int
     system_id: int
     """System id in the first page."""
     segment_bytes: int
     """Segment size in the first page."""
     major: int
-    """Major version of PostgreSQL, by the pages' magic; 0 if unknown."""
+    """Major version of PostgreSQL according to the pages' magic; 0 if unknown."""
     pages: tuple[PageHeader, ...]
-    """Pages that have a header; pages of zeros are left out."""
+    """Pages that have a header; pages of zeros are omitted."""
     records: tuple[WalRecord, ...]
     end_lsn: int
-    """LSN after the last whole record."""
+    """LSN after the last complete record."""
     ends: str
     """Reason why the records end there."""
 
 
 def inspect(path: Path) -> InspectedFile:
-    """Inspect one segment's file. Raises `InvalidUsage` for a wrong name or length, `CorruptData`
-    when its first page is zeros, `StorageError`."""
+    """Inspect one segment's file.
+
+    Raise `InvalidUsage` for a wrong name or length, `CorruptData` if its first page is zeros, and
+    `StorageError`.
+    """
     number, whole = parse_segment_name(path.name)
     try:
         with path.open("rb") as file:
@@ -118,18 +121,18 @@ def inspect(path: Path) -> InspectedFile:
         raise storage_error(f"read {path}", error) from error
     if not LONG_HEADER_BYTES <= len(data) <= SEGMENT_BYTES:
         raise InvalidUsage(
-            f"{path} has {len(data)}{'+' if len(data) > SEGMENT_BYTES else ''} bytes: segments of"
-            f" {SEGMENT_BYTES} can be read"
+            f"invalid size of {path}: {len(data)}{'+' if len(data) > SEGMENT_BYTES else ''} bytes;"
+            f" expected a segment of {SEGMENT_BYTES}"
         )
     return inspect_bytes(data, number * SEGMENT_BYTES, whole=whole)
 
 
 def inspect_bytes(data: bytes, begin_lsn: int, *, whole: bool) -> InspectedFile:
-    """Inspect a file's bytes, as `inspect` does. Raises `CorruptData`."""
+    """Inspect a file's bytes like `inspect`. Raise `CorruptData`."""
     pages = tuple(_pages(data, begin_lsn))
     if not pages or pages[0].lsn != begin_lsn:
         raise CorruptData(
-            f"no segment: the first page of the one of {lsn_text(begin_lsn)} is zeros",
+            f"not a segment: the first page of {lsn_text(begin_lsn)} is zeros",
             determinate=True,
         )
     system_id, segment_bytes, _ = _LONG.unpack_from(data, SHORT_HEADER_BYTES)
@@ -143,10 +146,11 @@ def inspect_bytes(data: bytes, begin_lsn: int, *, whole: bool) -> InspectedFile:
     start_lsn, ends = _first_record(data, pages, begin_lsn), ""
     end_lsn = start_lsn
     if start_lsn >= begin_lsn + len(data):
-        ends = "a record that began in an earlier segment goes on in all of it"
+        ends = "a record of an earlier segment fills the whole segment"
     else:
         scanner = RecordScanner(start_lsn, found=found)
-        # A page at a time: a failed `feed` takes nothing, and records before it are to be shown.
+        # Feed one page at a time: a failed `feed` takes nothing, but the records before it should
+        # be shown.
         try:
             for at in range(start_lsn - begin_lsn, len(data), PAGE_BYTES):
                 scanner.feed(data[at : at + PAGE_BYTES])
@@ -173,7 +177,7 @@ def inspect_bytes(data: bytes, begin_lsn: int, *, whole: bool) -> InspectedFile:
 
 def _end_of_file(scanner: RecordScanner, behind: int) -> str:
     if scanner.record_lsn >= behind:
-        return "the segment ends, and its last record with it"
+        return "the segment ends with a complete record"
     return f"the file ends within the record at {lsn_text(scanner.record_lsn)}"
 
 
@@ -185,9 +189,9 @@ def _pages(data: bytes, begin_lsn: int) -> Iterator[PageHeader]:
 
 
 def _first_record(data: bytes, pages: tuple[PageHeader, ...], begin_lsn: int) -> int:
-    """Return where the segment's first record begins: after one that continues from the segment
-    before."""
-    # The first segment of a log begins with an empty page; the page of the log's start pretends
+    """Return where the segment's first record starts: after one that continues from the previous
+    segment."""
+    # The first segment of a log starts with an empty page. The page of the log's start pretends
     # that a record ends there (`segments.first_headers`).
     empty = not any(data[LONG_HEADER_BYTES : LONG_HEADER_BYTES + 8])
     if empty and not pages[0].info & CONTINUED and len(pages) > 1:
@@ -203,19 +207,19 @@ def _first_record(data: bytes, pages: tuple[PageHeader, ...], begin_lsn: int) ->
 
 def lines(found: InspectedFile) -> Iterator[str]:
     """Yield the lines that ``penstock wal inspect`` prints."""
-    name = "whole" if found.whole else f"not full by its name ({PARTIAL})"
-    major = f"PostgreSQL {found.major}" if found.major else "no known PostgreSQL"
+    name = "whole" if found.whole else f"not full according to its name ({PARTIAL})"
+    major = f"PostgreSQL {found.major}" if found.major else "unknown PostgreSQL version"
     yield (
         f"segment of {lsn_text(found.begin_lsn)}, {found.file_bytes} bytes, {name}; {major},"
         f" system {found.system_id}, segments of {found.segment_bytes} bytes"
     )
-    yield f"{len(found.pages)} pages with a header, {len(found.records)} whole records"
+    yield f"{len(found.pages)} pages with a header, {len(found.records)} complete records"
     for record in found.records:
         known = record.manager < len(MANAGERS)
         manager = MANAGERS[record.manager] if known else "custom"
         yield (
             f"{lsn_text(record.lsn)} {record.length_bytes} bytes, {manager} ({record.manager})"
             f" info {record.info:02X}, transaction {record.transaction},"
-            f" previous {lsn_text(record.previous_lsn)}, CRC right"
+            f" previous {lsn_text(record.previous_lsn)}, CRC correct"
         )
     yield f"ends at {lsn_text(found.end_lsn)}: {found.ends}"

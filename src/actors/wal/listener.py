@@ -1,14 +1,15 @@
-"""The port of a node: lets connections in, answers their queries, serves proposers and readers.
+"""The port of a node: authenticates connections, answers queries, serves proposers and readers.
 
-Each connection is a task. It must be let in within ``connect_timeout_ms``; then it sends simple
-queries, until it pushes a log (a `WalReceiver` below a system of actors) or reads one (a
-`WalSender`). An error is sent in an ErrorResponse and ends its own connection only, also a fault of
-ours. Two ends have no message: a timeline that is absent and may not be created, and a connection
-that is cut.
+Each connection is a task. It must authenticate within ``connect_timeout_ms``. After that it sends
+simple queries, until it pushes a log (a `WalReceiver` below a system of actors) or reads one (a
+`WalSender`). An error, including a bug of ours, is sent in an ErrorResponse and ends only its own
+connection. Two endings have no message: a timeline that does not exist and may not be created, and
+a connection that is aborted.
 
-At most ``connections_max`` that were let in are open at a time; one more is told so and closed.
-Those not let in yet have places of their own (`transport.connection_gate`). When the listener
-stops, it cuts its connections, and proposers send again what was not taken yet.
+At most ``connections_max`` authenticated connections are open at a time; one more is told so and
+closed. Connections that have not authenticated yet have separate places
+(`transport.connection_gate`). When the listener stops, it aborts its connections, and proposers
+send again what has not been taken yet.
 """
 
 from __future__ import annotations
@@ -59,19 +60,19 @@ log = logging.getLogger("penstock.wal")
 
 KEEPALIVE_MS: Final = 1_000
 SHOWN: Final = {"wal_segment_size": "16MB", "data_directory_mode": "0700"}
-"""Parameters that PostgreSQL's own receivers ask for before they begin."""
+"""Parameters that PostgreSQL's own receivers ask for before they start."""
 
 # -- readers ---------------------------------------------------------------------------------------
 
 
 class WalSender:
-    """Serves one reader that asked for a timeline's log by START_REPLICATION; `run` is its whole
+    """Serves one reader that requested a timeline's log with START_REPLICATION. `run` is its whole
     life.
 
-    Pieces of the log go out in order, from the LSN that was asked for, up to the commit LSN; with a
-    term, up to the flushed LSN, for as long as the acceptor is in that term. After `KEEPALIVE_MS`
-    without news a keepalive goes. Concurrently, what the reader sends is handled: a standby's
-    oldest transactions count for as long as it is connected, a consumer's feedback goes to all
+    Pieces of the log are sent in order, from the requested LSN up to the commit LSN; with a term,
+    up to the flushed LSN, for as long as the acceptor is in that term. After `KEEPALIVE_MS` without
+    news a keepalive is sent. Messages from the reader are handled concurrently: a standby's oldest
+    transactions count for as long as it is connected, and a consumer's feedback goes to all
     proposers.
     """
 
@@ -89,19 +90,23 @@ class WalSender:
         self._number = number
         self._clock = clock
         self._at = asked.start_lsn
+        """LSN of the next byte to send."""
         self._consumed = 0
-        """LSN up to which a consumer has all, as it reported; 0: no consumer."""
+        """LSN up to which a consumer has reported to have everything; 0 if the reader is not a
+        consumer."""
 
     async def run(self) -> CopyEnd | None:
-        """Serve the reader, and return how it ended that; None: it has all, and no proposer is
-        connected. Raises `WalRefused`, `InvalidUsage`, `StorageError`, `ConnectionBroken`,
-        `MalformedFrame`."""
+        """Serve the reader, and return how it ended the copy. None: it has everything, and no
+        proposer is connected.
+
+        Raise `WalRefused`, `InvalidUsage`, `StorageError`, `ConnectionBroken` or `MalformedFrame`.
+        """
         ended: list[CopyEnd | None] = []
         try:
             async with anyio.create_task_group() as group:
 
                 async def hear() -> None:
-                    ended.append(await self._hear())
+                    ended.append(await self._receive())
                     group.cancel_scope.cancel()
 
                 group.start_soon(hear)
@@ -131,10 +136,11 @@ class WalSender:
                     continue
             timeline.check_running()
             if term is not None:
-                # Reads no bytes, but checks the term under the disk's lock.
+                # This reads no bytes, but checks the term under the disk's lock.
                 await timeline.read(self._at, 0, term)
-            # A consumer may leave when it has all that is committed and no proposer is connected
-            # that could bring more (one that votes will); it comes back when there is more.
+            # A consumer may leave once it has everything that is committed and no proposer is
+            # connected that could bring more (one that is voting will). It comes back when there is
+            # more.
             if self._is_done():
                 return
             said = keepalive(target, self._clock.now_ms(), wants_reply=True)
@@ -148,7 +154,7 @@ class WalSender:
         commit = self._timeline.ends.value.commit_lsn
         return 0 < commit <= self._consumed and not self._timeline.registry.count
 
-    async def _hear(self) -> CopyEnd:
+    async def _receive(self) -> CopyEnd:
         while True:
             data = await self._wire.next_copy()
             if isinstance(data, CopyEnd):
@@ -160,14 +166,14 @@ class WalSender:
                     self._consumed = feedback.remote_consistent_lsn
                     await self._timeline.consumed(feedback)
                 case _:
-                    pass  # a standby's position is not used
+                    pass  # the position of a standby is not used
 
 
 # -- the listener ----------------------------------------------------------------------------------
 
 
 class WalListener:
-    """Serves timelines on sockets that listen already."""
+    """Serves timelines on sockets that are already listening."""
 
     def __init__(
         self,
@@ -193,7 +199,8 @@ class WalListener:
 
     @property
     def connections(self) -> int:
-        """Return the number of open connections, with those that were not let in yet."""
+        """Return the number of open connections, including those that have not authenticated
+        yet."""
         return self._gate.connections
 
     async def serve(self, sockets: Sequence[socket.socket]) -> None:
@@ -204,56 +211,54 @@ class WalListener:
 
     async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
         if sock.family != socket.AF_UNIX:
-            # Small messages await replies: Nagle's algorithm would delay them.
+            # Small messages wait for replies, and Nagle's algorithm would delay them.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream = PgStream(self._settings)
         last = b""
         try:
-            # TLS begins later, when the peer has asked for it.
+            # TLS starts later, when the peer has asked for it.
             await sockets.attach_accepted(lambda: stream, sock, None)
         except OSError:
             return
         accepted.abort = stream.abort
         try:
-            last = await self._talk(stream, accepted)
+            last = await self._converse_with(stream, accepted)
         except AuthenticationFailed as error:
             last = startup.error_response(str(error), startup.NO_PASSWORD)
-            log.info("%s was not let in: %s", stream.peer, error)
+            log.info("authentication of %s failed: %s", stream.peer, error)
         except ConnectionBroken as error:
             log.info("connection of %s ended: %s", stream.peer, error)
         except PenstockError as error:
             last = startup.error_response(str(error), sqlstate_of(error))
             log.info("connection of %s ended: %s: %s", stream.peer, type(error).__name__, error)
-        except Exception as error:  # a fault of ours ends this connection alone
+        except Exception as error:  # a bug of ours ends only this connection
             last = startup.error_response(
-                f"a fault of this acceptor: {type(error).__name__}: {error}"
+                f"internal error of this acceptor: {type(error).__name__}: {error}"
             )
-            log.exception("connection of %s", stream.peer)
+            log.exception("internal error in the connection of %s", stream.peer)
         except BaseException:
             stream.abort()
             raise
         await stream.aclose(self._settings.connect_timeout_ms / 1000, last)
 
-    async def _talk(self, stream: PgStream, accepted: AcceptedConnection) -> bytes:
-        """Hold the whole conversation; return the last bytes to send."""
+    async def _converse_with(self, stream: PgStream, accepted: AcceptedConnection) -> bytes:
+        """Conduct the whole conversation, and return the last bytes to send."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
-                target = await self._let_in(stream, accepted)
+                target = await self._authenticate(stream, accepted)
         except TimeoutError:
-            raise ConnectionBroken(
-                "it did not introduce itself in time (connect_timeout_ms)"
-            ) from None
+            raise ConnectionBroken("it did not authenticate in time (connect_timeout_ms)") from None
         stream.widen()
         while target is not None:
             found = await stream.message()
             if found is None or found[0] == b"X":
                 break
             if found[0] != b"Q":
-                raise WalRefused(f"a message of type {found[0]!r} where a query is expected")
+                raise WalRefused(f"got a message of type {found[0]!r}: expected a query")
             try:
                 command = startup.parse_command(parse_text(found[1]))
                 answer = self._answer(command, target)
-            except WalRefused as error:  # the connection goes on: the next query may be right
+            except WalRefused as error:  # the connection stays open: the next query may be valid
                 await stream.send(
                     startup.error_response(str(error), startup.SYNTAX_ERROR) + startup.READY
                 )
@@ -267,7 +272,7 @@ class WalListener:
                 return COPY_DONE
         return b""
 
-    async def _let_in(
+    async def _authenticate(
         self, stream: PgStream, accepted: AcceptedConnection
     ) -> startup.ConnectionTarget | None:
         has_tls = self._tls is not None
@@ -278,7 +283,7 @@ class WalListener:
                 if found is None:
                     return None
                 if found[0] != b"p":
-                    raise AuthenticationFailed("a password was asked for, and something else came")
+                    raise AuthenticationFailed("expected a password message")
                 answer = handshake.password(found[1])
             else:
                 packet = await stream.packet()
@@ -286,12 +291,12 @@ class WalListener:
                     return None
                 answer = handshake.packet(packet)
             if handshake.target is not None:
-                # Before the peer is told: it may find that all places are taken.
+                # Do this before the peer is told, because all places may turn out to be taken.
                 accepted.prove()
             if answer.data:
                 await stream.send(answer.data)
             if answer.begin_tls:
-                assert self._tls is not None, "it was offered"
+                assert self._tls is not None, "TLS is only requested if it was offered"
                 await stream.begin_tls(self._tls)
             if answer.ends:
                 return None
@@ -300,14 +305,14 @@ class WalListener:
     # -- queries ---------------------------------------------------------------------------------
 
     def _answer(self, command: startup.Command, target: startup.ConnectionTarget) -> bytes | None:
-        """Return the answer to a query; None: a copy begins."""
+        """Return the answer to a query, or None if a copy starts."""
         match command:
             case startup.IdentifySystem():
-                timeline = self._found(target)
+                timeline = self._require_timeline(target)
                 ends = timeline.ends.value
                 columns = {"systemid": str, "timeline": int, "xlogpos": str, "dbname": str}
-                # Not the flushed LSN: a reader begins here, and would never get the bytes before it
-                # that are not committed yet, or are replaced by another leader's.
+                # Not the flushed LSN: a reader starts here, and would never get earlier bytes that
+                # are not committed yet or that another leader replaces.
                 lsn = lsn_text(ends.commit_lsn)
                 return startup.rows(
                     columns, [(str(timeline.acceptor.state.system_id), 1, lsn, None)]
@@ -333,23 +338,25 @@ class WalListener:
                 )
             case startup.ShowParameter(name):
                 if name not in SHOWN:
-                    raise WalRefused(f"SHOW {name[:60]}: only {', '.join(SHOWN)} can be shown")
+                    raise WalRefused(f"cannot show {name[:60]}: expected one of {', '.join(SHOWN)}")
                 return startup.rows({name: str}, [(SHOWN[name],)])
             case startup.StartReplication():
-                self._found(target)
+                self._require_timeline(target)
                 return None
             case startup.StartWalPush():
                 return None
 
-    def _found(self, target: startup.ConnectionTarget) -> WalTimeline:
+    def _require_timeline(self, target: startup.ConnectionTarget) -> WalTimeline:
         if not target.tenant or not target.timeline:
             raise WalRefused(
-                "which timeline? connect with options='-c tenant_id=… timeline_id=…', 32 "
+                "no timeline given: connect with options='-c tenant_id=… timeline_id=…', 32 "
                 "hexadecimal digits each"
             )
         found = self._timelines.find(target.tenant, target.timeline)
         if found is None:
-            raise WalRefused(f"there is no timeline {target.timeline} of {target.tenant} here")
+            raise WalRefused(
+                f"timeline {target.timeline} of tenant {target.tenant} does not exist here"
+            )
         return found
 
     # -- copies ----------------------------------------------------------------------------------
@@ -368,16 +375,19 @@ class WalListener:
             return encode_final_message(ConnectionOutcome(data))
         greeting = codec.decode_proposer(data)
         if not isinstance(greeting, ProposerGreeting):
-            raise WalRefused(f"a {type(greeting).__name__} came first: a greeting must")
-        # The connection was authenticated for its own tenant: a greeting must not name another one.
+            raise WalRefused(f"got {type(greeting).__name__} first: expected a greeting")
+        # The connection was authenticated for its own tenant, so its greeting must not name another
+        # one.
         asked = (target.tenant or greeting.tenant, target.timeline or greeting.timeline)
         if asked != (greeting.tenant, greeting.timeline):
-            raise PeerRejected("the greeting is about another timeline than the connection")
+            raise PeerRejected("the greeting names a different timeline than the connection")
         if greeting.segment_bytes != SEGMENT_BYTES:
-            raise PeerRejected(f"segments of {greeting.segment_bytes} bytes: only {SEGMENT_BYTES}")
+            raise PeerRejected(
+                f"unsupported segment size {greeting.segment_bytes}: expected {SEGMENT_BYTES}"
+            )
         timeline = await self._timelines.get_or_create(greeting, may_create=command.allow_creation)
         if timeline is None:
-            log.info("%s: there is no timeline %s, and it may not be made", stream.peer, asked[1])
+            log.info("%s: timeline %s does not exist and may not be created", stream.peer, asked[1])
             return b""
         outcome: ReplySlot[ConnectionOutcome] = ReplySlot()
         receiver = self._system.spawn(
@@ -389,8 +399,8 @@ class WalListener:
             return encode_final_message(await outcome.wait())
         finally:
             if not outcome.answered:
-                stream.abort()  # wakes the writer, which may wait for the peer
-            # Also when the listener is cancelled: the receiver must release its slot.
+                stream.abort()  # wakes up the writer, which may be waiting for the peer
+            # Shield this from cancellation of the listener: the receiver must release its slot.
             with anyio.CancelScope(shield=True):
                 await self._system.stop_root(receiver)
 
@@ -401,12 +411,12 @@ class WalListener:
         target: startup.ConnectionTarget,
         number: int,
     ) -> None:
-        timeline = self._found(target)
+        timeline = self._require_timeline(target)
         await stream.send(startup.COPY_BOTH)
         try:
             await WalSender(stream, timeline, command, number, self._clock).run()
         except BaseExceptionGroup as group:
-            # Callers handle the error of the sender's task, not a group.
+            # Callers handle the error of the sender's task, not an exception group.
             raise first_error(group) from None
 
 
@@ -420,7 +430,7 @@ def sqlstate_of(error: PenstockError) -> str:
 
 
 def encode_final_message(outcome: ConnectionOutcome) -> bytes:
-    """Return the last message to a proposer at the end of its stream; empty where the peer is
+    """Return the last message to a proposer at the end of its stream, or b"" if the peer is
     gone."""
     error = outcome.error
     if error is not None:
@@ -434,7 +444,7 @@ def encode_final_message(outcome: ConnectionOutcome) -> bytes:
             return COPY_DONE
         case CopyEnd.FAIL:
             return startup.error_response(
-                "the peer ended the copy by CopyFail", startup.COPY_FAILED
+                "the peer ended the copy with CopyFail", startup.COPY_FAILED
             )
         case _:
             return b""

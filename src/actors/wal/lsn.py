@@ -1,10 +1,10 @@
-"""Positions in a log (LSN: log sequence numbers), as PostgreSQL counts, writes and cuts them.
+"""Positions in a log (LSN: log sequence numbers), as PostgreSQL counts, writes and divides them.
 
 An LSN is the number of bytes before a position, in [0, 2**64). 0 (`INVALID`) means "no position". A
-log is kept in segments of `segment_bytes` each (a power of two, 1 MiB to 1 GiB), a segment in pages
-of `PAGE_BYTES`. Records begin at multiples of `ALIGNMENT`.
+log is divided into segments of `segment_bytes` each (a power of two, 1 MiB to 1 GiB), and a segment
+into pages of `PAGE_BYTES`. Records start at multiples of `ALIGNMENT`.
 
-Source: PostgreSQL's xlogdefs.h and xlog_internal.h (names of files, "X/X" in texts).
+Source: PostgreSQL's xlogdefs.h and xlog_internal.h (file names, "X/X" in texts).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SEGMENT_BYTES: Final = 16 * 1024 * 1024
 SEGMENT_BYTES_MIN: Final = 1024 * 1024
 SEGMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 PARTIAL: Final = ".partial"
-"""Suffix of the newest segment's file name, while the segment is not full."""
+"""Suffix of the newest segment's file name while the segment is not full."""
 
 
 def lsn_text(lsn: int) -> str:
@@ -31,14 +31,14 @@ def lsn_text(lsn: int) -> str:
 
 
 def parse_lsn(text: str) -> int:
-    """Parse the text of an LSN, as `lsn_text` writes it. Raises `InvalidUsage`."""
+    """Parse the text of an LSN, as written by `lsn_text`. Raise `InvalidUsage`."""
     high, slash, low = text.partition("/")
     digits = "0123456789abcdefABCDEF"
-    # Digits are checked one by one, since `int` would accept signs, underscores and spaces.
+    # Check the digits one by one, because `int` would accept signs, underscores and spaces.
     if not slash or not all(
         half and len(half) <= 8 and not half.strip(digits) for half in (high, low)
     ):
-        raise InvalidUsage(f"{text[:40]!r} is no LSN: it should look like 16/B374D848")
+        raise InvalidUsage(f"invalid LSN {text[:40]!r}: expected a form like 16/B374D848")
     return int(high, 16) << 32 | int(low, 16)
 
 
@@ -48,7 +48,7 @@ def check_segment_bytes(segment_bytes: int) -> None:
         segment_bytes - 1
     ):
         raise InvalidUsage(
-            f"segments of {segment_bytes} bytes: it must be a power of two, "
+            f"invalid segment size {segment_bytes}: expected a power of two, "
             f"{SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
         )
 
@@ -62,15 +62,15 @@ def segment_name(number: int, segment_bytes: int = SEGMENT_BYTES, timeline: int 
 
 
 def parse_segment_name(name: str, segment_bytes: int = SEGMENT_BYTES) -> tuple[int, bool]:
-    """Return (number, whole) of a file's name, with or without ``.partial``. Raises
+    """Return (number, whether full) of a file's name, with or without ``.partial``. Raise
     `InvalidUsage`."""
     stem = name.removesuffix(PARTIAL)
     a_part = 0x1_0000_0000 // segment_bytes
     if len(stem) == 24 and not stem.strip("0123456789ABCDEF") and int(stem[16:], 16) < a_part:
         return int(stem[8:16], 16) * a_part + int(stem[16:], 16), stem == name
-    raise InvalidUsage(f"{name!r} is no name of a segment")
+    raise InvalidUsage(f"invalid segment name {name!r}")
 
 
 def aligned(lsn: int) -> int:
-    """Return the next LSN at which a record may begin."""
+    """Return the next LSN at which a record may start."""
     return -(-lsn // ALIGNMENT) * ALIGNMENT

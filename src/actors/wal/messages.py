@@ -1,9 +1,9 @@
 """Messages between proposers and acceptors, as values; `codec_v3` and `codec_v2` encode them.
 
-The protocol is that of Neon's safekeeper, versions 3 and 2. All LSNs are byte positions (`lsn`), 0
-for none. `generation` is that of the membership configuration, always 0 in version 2. `tenant` and
-`timeline` are 32 hexadecimal digits, lower case. A history is a tuple of `TermEntry`, ascending by
-term.
+The protocol is that of Neon's safekeeper, versions 3 and 2. All LSNs are byte positions (`lsn`),
+with 0 for none. `generation` is that of the membership configuration, and always 0 in version 2.
+`tenant` and `timeline` are 32 lower-case hexadecimal digits. A history is a tuple of `TermEntry`,
+ascending by term.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final, TypeAlias
 import msgspec
 
 WAL_BYTES_MAX: Final = 131_072
-"""Most bytes of log in one `AppendRequest`: 16 pages."""
+"""Maximum number of log bytes in one `AppendRequest`: 16 pages."""
 
 
-# Plain values: `codec_v2` and `codec_v3` alone know the bytes, so another version of the protocol
-# changes no rule of an acceptor.
+# Plain values: only `codec_v2` and `codec_v3` know the bytes, so a new version of the protocol
+# changes none of an acceptor's rules.
 class TermEntry(msgspec.Struct, frozen=True, gc=False):
-    """One term of a history: the log from `lsn` on was written in `term`."""
+    """One term of a history: from `lsn` on, the log was written in `term`."""
 
     term: int
     lsn: int
@@ -34,10 +34,10 @@ class ConfigMember(msgspec.Struct, frozen=True, gc=False):
 
 
 class MembershipConfig(msgspec.Struct, frozen=True):
-    """The sets of voters. `new_members` is empty except in a joint configuration, where both sets
-    must agree.
+    """The sets of voters. `new_members` is empty except in a joint configuration, in which both
+    sets must agree.
 
-    Generation 0 means "no configuration" and has no members; any other has at least one.
+    Generation 0 means "no configuration" and has no members; any other generation has at least one.
     """
 
     generation: int = 0
@@ -56,9 +56,9 @@ class ProposerGreeting(msgspec.Struct, frozen=True):
     system_id: int
     segment_bytes: int
     proposer_id: bytes = bytes(16)
-    """16 bytes; only version 2 carries it."""
+    """16 bytes; only in version 2."""
     pg_timeline: int = 1
-    """PostgreSQL's own timeline; only version 2 carries it."""
+    """PostgreSQL's own timeline; only in version 2."""
 
 
 class AcceptorGreeting(msgspec.Struct, frozen=True):
@@ -75,11 +75,11 @@ class VoteRequest(msgspec.Struct, frozen=True, gc=False):
     generation: int
     term: int
     proposer_id: bytes = bytes(16)
-    """Only version 2 carries it."""
+    """Only in version 2."""
 
 
 class VoteResponse(msgspec.Struct, frozen=True, gc=False):
-    """The acceptor's term, whether it gave its vote just now, and the extent of its log."""
+    """The acceptor's term, whether it has just given its vote, and the extent of its log."""
 
     generation: int
     term: int
@@ -90,21 +90,25 @@ class VoteResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProposerElected(msgspec.Struct, frozen=True, gc=False):
-    """Announces an elected proposer; it has no reply. `history` replaces the acceptor's, and the
-    log is streamed from `start_streaming_at` on: the acceptor must truncate its log there."""
+    """Announces an elected proposer. Has no reply.
+
+    `history` replaces the acceptor's, and the log is streamed from `start_streaming_at` on: the
+    acceptor must truncate its log there.
+    """
 
     generation: int
     term: int
     start_streaming_at: int
     history: tuple[TermEntry, ...]
     timeline_start_lsn: int = 0
-    """Only version 2 carries it, and no acceptor reads it."""
+    """Only in version 2, and not read by any acceptor."""
 
 
 class AppendRequest(msgspec.Struct, frozen=True, gc=False):
-    """Bytes of the log, [begin_lsn, end_lsn); a heartbeat where both are the same.
+    """Bytes of the log, [begin_lsn, end_lsn). If both are the same, it is a heartbeat.
 
-    Invariant: ``end_lsn - begin_lsn == len(wal) <= WAL_BYTES_MAX``."""
+    Invariant: ``end_lsn - begin_lsn == len(wal) <= WAL_BYTES_MAX``.
+    """
 
     generation: int
     term: int
@@ -114,11 +118,11 @@ class AppendRequest(msgspec.Struct, frozen=True, gc=False):
     truncate_lsn: int
     wal: bytes = b""
     proposer_id: bytes = bytes(16)
-    """Only version 2 carries it."""
+    """Only in version 2."""
 
 
 class HotStandbyFeedback(msgspec.Struct, frozen=True, gc=False):
-    """The oldest transactions that readers of the log still see. `ts` is µs since 2000-01-01."""
+    """The oldest transactions that readers of the log still see. `ts` is in µs since 2000-01-01."""
 
     ts: int = 0
     xmin: int = 0
@@ -126,7 +130,7 @@ class HotStandbyFeedback(msgspec.Struct, frozen=True, gc=False):
 
 
 class PageserverFeedback(msgspec.Struct, frozen=True, gc=False):
-    """The position of a consumer of the log. `replytime` is µs since 2000-01-01."""
+    """The position of a consumer of the log. `replytime` is in µs since 2000-01-01."""
 
     current_timeline_bytes: int = 0
     last_received_lsn: int = 0
@@ -138,10 +142,10 @@ class PageserverFeedback(msgspec.Struct, frozen=True, gc=False):
 
 
 class AppendResponse(msgspec.Struct, frozen=True, gc=False):
-    """The durable end of the acceptor's log. `commit_lsn` is the one on disk, `flush_lsn` ends on a
-    record.
+    """The durable end of the acceptor's log. `commit_lsn` is the one on disk; `flush_lsn` is the
+    end of a record.
 
-    When the acceptor's term is greater than the request's, only generation and term are set.
+    If the acceptor's term is greater than the request's, only generation and term are set.
     """
 
     generation: int

@@ -1,16 +1,17 @@
-"""Copies the committed whole segments of all timelines into a `WalArchive`.
+"""Copies the complete committed segments of all timelines into a `WalArchive`.
 
-Every ``wal_offload_ms`` each timeline is checked. Its next segment is that of its `backup_lsn`,
-and due when all of it is committed. It is read here and archived (the archive reads it back);
-only then `backup_lsn` moves to its end. A crash in between repeats that, with the same bytes.
+Every ``wal_offload_ms`` each timeline is checked. Its next segment is the one at its `backup_lsn`,
+and is due once all of it is committed. It is read here and archived (the archive reads it back);
+only then does `backup_lsn` advance to its end. After a crash in between, this is repeated with the
+same bytes.
 
-All acceptors of a log have the same committed bytes, so any may archive a segment, and two at a
-time do no harm. To share the work they take turns (`archive_turn`) by the segment's number and
-their own: the first archives at once, the others when it is not archived after
-``wal_offload_turn_ms``, or several segments later.
+All acceptors of a log have the same committed bytes, so any of them may archive a segment, and two
+doing it at the same time is harmless. To share the work they take turns (`archive_turn`) by the
+segment's number and their own. The first archives immediately; the others do if the segment is not
+archived after ``wal_offload_turn_ms``, or several segments later.
 
-Segments are archived in order, without gaps. A failure is tried again after a random pause that
-grows, for each timeline apart.
+Segments are archived in order, without gaps. A failure is retried after a random, growing pause,
+independently for each timeline.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ log = logging.getLogger("penstock.wal")
 TURNS: Final = 3
 """Usual number of acceptors of a log."""
 READ_BYTES: Final = 1 << 20
-"""Bytes of the log read in one call, while appends wait."""
+"""Number of log bytes read in one call, while appends wait."""
 
 
 def next_segment(backup_lsn: int, commit_lsn: int) -> int | None:
-    """Return the number of the next segment to archive; None while it is not committed whole.
-    `backup_lsn` 0: it is not yet known where the log begins."""
+    """Return the number of the next segment to archive, or None if it is not fully committed yet.
+
+    A `backup_lsn` of 0 means that the start of the log is not known yet.
+    """
     if not backup_lsn:
         return None
     number = backup_lsn // SEGMENT_BYTES
@@ -56,25 +59,30 @@ def next_segment(backup_lsn: int, commit_lsn: int) -> int | None:
 
 
 def archive_turn(node_id: int, number: int) -> int:
-    """Return after how many others this acceptor archives a segment: 0 to ``TURNS - 1``."""
+    """Return after how many other acceptors this one archives a segment: 0 to ``TURNS - 1``."""
     return (node_id + number) % TURNS
 
 
 def is_due(own_turn: int, ahead_segments: int, waited_ms: float, turn_ms: int) -> bool:
-    """Return whether an acceptor waits no longer for those before it. `ahead_segments`: committed
-    segments after the one in question."""
-    # Two segments behind for each acceptor before it: those seem to be down.
+    """Return whether an acceptor should stop waiting for those whose turn comes first.
+
+    `ahead_segments` is the number of committed segments after the one in question.
+    """
+    # Two segments late for each acceptor whose turn comes first: those seem to be down.
     return waited_ms >= own_turn * turn_ms or ahead_segments >= 2 * own_turn
 
 
 class _Progress(msgspec.Struct):
-    """State of one timeline."""
+    """Progress of one timeline."""
 
     number: int = -1
+    """Number of the segment to archive next."""
     since_ms: float = 0.0
-    """Time when this segment was first seen to be due."""
+    """Time at which this segment was first seen to be due."""
     failures: int = 0
+    """Number of consecutive failures."""
     not_before_ms: float = 0.0
+    """Time before which it is not tried again."""
 
 
 class SegmentOffload:
@@ -96,11 +104,12 @@ class SegmentOffload:
         self._settings = settings
         self._random = random
         self._progress: dict[tuple[str, str], _Progress] = {}
+        """Progress of each timeline, by tenant and name."""
 
     async def run(self) -> None:
         """Archive segments, until cancelled."""
         while True:
-            # After progress the next segment may be due already.
+            # After progress the next segment may already be due.
             if not await self.look():
                 await anyio.sleep(self._settings.wal_offload_ms / 1000)
 
@@ -112,11 +121,11 @@ class SegmentOffload:
             yield Measurement(WAL_BACKUP_LAG, lag, (timeline.name,))
 
     async def look(self) -> bool:
-        """Look at every timeline once, and return whether any made progress. Raises no error of the
-        archive."""
+        """Look at every timeline once, and return whether any made progress. Errors of the archive
+        are logged."""
         came_on = False
         for timeline in self._timelines():
-            # A stopped timeline is opened again by `TimelineRegistry`, as another object.
+            # `TimelineRegistry` opens a stopped timeline again, as another object.
             if timeline.acceptor.stopped is None:
                 came_on |= await self._look_at(timeline)
         return came_on
@@ -136,13 +145,13 @@ class SegmentOffload:
             kept = await self._keep(timeline, number, now_ms - progress.since_ms)
         except PenstockError as error:
             progress.failures += 1
-            # With jitter: the acceptors of a log must not retry at the same time.
+            # Use jitter, because the acceptors of a log must not all retry at the same time.
             delay_ms = self._settings.retry_delay_ms(progress.failures)
             pause_ms = round(with_jitter(delay_ms, self._random))
             progress.not_before_ms = self._clock.monotonic_ms() + pause_ms
             measure(WAL_OFFLOAD_FAILURES, 1)
             log.warning(
-                "segment %d of timeline %s is not kept elsewhere, the next try in %d ms: %s: %s",
+                "cannot archive segment %d of timeline %s, next attempt in %d ms: %s: %s",
                 number,
                 timeline.name,
                 pause_ms,
@@ -154,7 +163,7 @@ class SegmentOffload:
         return kept
 
     async def _keep(self, timeline: WalTimeline, number: int, waited_ms: float) -> bool:
-        """Archive a segment if it is this acceptor's turn; return whether any acceptor has archived
+        """Archive a segment if it is this acceptor's turn. Return whether any acceptor has archived
         it."""
         begin_lsn, end_lsn = number * SEGMENT_BYTES, (number + 1) * SEGMENT_BYTES
         ahead = (timeline.acceptor.commit_lsn - end_lsn) // SEGMENT_BYTES
@@ -162,8 +171,8 @@ class SegmentOffload:
         mine = is_due(own, ahead, waited_ms, self._settings.wal_offload_turn_ms)
         if not mine and not await self._archive.has(timeline.tenant, timeline.name, number):
             return False
-        # Also when another acceptor has archived it: `WalArchive.keep` compares the bytes, and no
-        # acceptor removes a segment that it has not verified elsewhere.
+        # Do this even if another acceptor has archived it: `WalArchive.keep` compares the bytes,
+        # and no acceptor removes a segment that it has not verified in the archive.
         pieces = [
             await timeline.read(at, READ_BYTES, None)
             for at in range(begin_lsn, end_lsn, READ_BYTES)
@@ -171,6 +180,6 @@ class SegmentOffload:
         data = b"".join(pieces)
         if await self._archive.keep(timeline.tenant, timeline.name, number, data):
             measure(WAL_OFFLOADED, 1)
-            log.info("timeline %s is kept elsewhere up to %s", timeline.name, lsn_text(end_lsn))
+            log.info("timeline %s is archived up to %s", timeline.name, lsn_text(end_lsn))
         await timeline.backed_up(end_lsn)
         return True

@@ -1,19 +1,19 @@
 """The rules by which an acceptor catches up from another one, without a proposer. Pure.
 
-One that is behind takes the log of a *donor* (`PeerStatus`), and acts to itself as the leader
-whose log the donor has: it asks itself for a vote in the donor's term, announces the donor's
+An acceptor that is behind copies the log of a *donor* (`PeerStatus`). It acts towards itself as the
+leader whose log the donor has: it asks itself for a vote in the donor's term, announces the donor's
 history to itself, and appends what it reads from the donor. It can do nothing that this leader
 could not have done (`is_useful_donor`): the log is truncated only where that leader would have
 truncated it.
 
 - The log is read for as long as the donor stays in that term (START_REPLICATION with a term).
-- Appends carry no commit. A peer's commit counts when both logs end in one term
+- Appends carry no commit LSN. A peer's commit LSN counts if both logs end in the same term
   (`AcceptorCore.record_peer`).
-- A leader that connects meanwhile goes first: where the positions of the two cross, either is
-  refused and begins again.
+- A leader that connects meanwhile takes precedence: if the positions of the two cross, either is
+  refused and starts again.
 
-A timeline that this acceptor has never heard of, and an acceptor whose term is higher than that
-of all logs, wait for a proposer.
+A timeline of which this acceptor has never heard, and an acceptor whose term is higher than that of
+all logs, wait for a proposer.
 
 Source: Neon's recovery of safekeepers from their peers; the generation is this acceptor's own.
 """
@@ -33,12 +33,12 @@ from actors.wal.messages import ProposerElected, TermEntry, VoteRequest, VoteRes
 
 _LSNS: Final = ("flush", "commit", "horizon", "consumed", "backup")
 COLUMNS: Final = ("node_id", "term", *(f"{name}_lsn" for name in _LSNS), "history")
-"""Columns of the answer to PEER_STATUS, all text: LSNs as X/X, the history as ``term@X/X`` with
-spaces."""
+"""Columns of the answer to PEER_STATUS, all text: LSNs as X/X, the history as ``term@X/X``
+separated by spaces."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
-    """The positions of an acceptor. `history` is the visible one."""
+    """The positions of an acceptor. `history` contains only the visible entries."""
 
     node_id: int
     term: int
@@ -60,11 +60,11 @@ class PeerStatus(msgspec.Struct, frozen=True):
         return self.last_log_term, self.flush_lsn
 
     def as_peer(self) -> AcceptorPeer:
-        """Return what another acceptor takes over of the status."""
+        """Return the part of the status that another acceptor adopts."""
         return AcceptorPeer(
             self.last_log_term,
             self.commit_lsn,
-            # Not the backup LSN: each acceptor verifies archived segments itself.
+            # Leave out the backup LSN: each acceptor verifies archived segments itself.
             0,
             self.horizon_lsn,
             self.consumed_lsn,
@@ -94,11 +94,11 @@ def status_row(status: PeerStatus) -> tuple[str, ...]:
 
 
 def parse_status(row: Sequence[str | None]) -> PeerStatus:
-    """Parse the row that `status_row` made. Raises `MalformedFrame`."""
+    """Parse a row that `status_row` returned. Raise `MalformedFrame`."""
     try:
         cells = [cell or "" for cell in row]
         if len(cells) != len(COLUMNS):
-            raise ValueError(f"{len(cells)} columns, there are {len(COLUMNS)}")
+            raise ValueError(f"got {len(cells)} columns: expected {len(COLUMNS)}")
         parts = [part.partition("@") for part in cells[-1].split()]
         history = tuple(TermEntry(int(term), parse_lsn(lsn)) for term, _, lsn in parts)
         check_history(history)
@@ -109,17 +109,17 @@ def parse_status(row: Sequence[str | None]) -> PeerStatus:
         if not 0 <= status.last_log_term <= status.term < 1 << 64 or (
             history and history[-1].lsn > status.flush_lsn
         ):
-            raise ValueError(f"{cells} contradicts itself")
+            raise ValueError(f"{cells} is inconsistent")
         return status
     except (ValueError, InvalidUsage, WalRefused) as error:
-        raise MalformedFrame(f"a status of a peer that is none: {error}") from None
+        raise MalformedFrame(f"invalid status of a peer: {error}") from None
 
 
 def is_useful_donor(donor: PeerStatus, own: PeerStatus) -> bool:
-    """Return whether `own` may take the donor's log, and gains by it."""
-    # The donor's term is its log's: that term's leader was elected and announced itself to the
-    # donor, so this log is a prefix of the leader's and holds all that was committed in earlier
-    # terms. `own` has promised no vote to a later leader.
+    """Return whether `own` may copy the donor's log and gains from it."""
+    # The donor's term is that of its log. So that term's leader was elected and announced itself to
+    # the donor; this log is a prefix of the leader's and contains everything that was committed in
+    # earlier terms. `own` has promised no vote to a later leader.
     return (
         donor.node_id != own.node_id
         and donor.term == donor.last_log_term >= own.term
@@ -133,9 +133,11 @@ def vote_request(donor: PeerStatus, generation: int) -> VoteRequest:
 
 
 def make_announcement(donor: PeerStatus, vote: VoteResponse) -> ProposerElected | None:
-    """Return the announcement to the acceptor itself after that vote; None when it gains nothing
-    (any more), or has voted for a later leader. Raises `WalRefused` where the logs cannot be of one
-    timeline."""
+    """Return the announcement to send to the acceptor itself after that vote.
+
+    Return None if nothing would be gained (any more), or if it has voted for a later leader. Raise
+    `WalRefused` if the logs cannot belong to one timeline.
+    """
     own = vote.history
     last = own[-1].term if own else 0
     if vote.term != donor.term or donor.position <= (last, vote.flush_lsn):

@@ -1,14 +1,14 @@
 """Acceptors of one log exchange their positions, and one that is behind fetches what it lacks.
 
-Every second each timeline asks each of its peers for its PEER_STATUS, over a
-connection that is kept. The acceptor may raise its commit LSN by it. When no proposer streams to
-this acceptor and the peer can give something (`is_useful_donor`), the log is read from the peer up
-to the end that it reported, and appended as if from the leader that wrote it. A recovery ends when
-a proposer begins to stream, and with any error; the next interval begins another.
+Every second each timeline asks each of its peers for its PEER_STATUS, over a connection that is
+kept open. The acceptor may advance its commit LSN accordingly. If no proposer streams to this
+acceptor and the peer has more (`is_useful_donor`), the log is read from the peer up to the end that
+it reported, and appended as if it came from the leader that wrote it. A recovery ends when a
+proposer starts to stream, and on any error; the next interval starts another one.
 
-Peers are those of ``wal_peers``, or, without that setting, the members of the timeline's
-configuration. A timeline and peer have one connection for asking and one for reading; each answer
-and each piece must come within ``connect_timeout_ms``.
+Peers are those of ``wal_peers`` or, without that setting, the members of the timeline's
+configuration. Each pair of timeline and peer has one connection for queries and one for reading.
+Every answer and every piece must arrive within ``connect_timeout_ms``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = logging.getLogger("penstock.wal")
 INTERVAL_MS: Final = 1_000
 QUERY: Final = "PEER_STATUS"
 Dial: TypeAlias = Callable[[AcceptorAddress, str, str], Awaitable[AcceptorConnection]]
-"""Opens a connection: (address, tenant, timeline) -> one on which nothing was asked yet."""
+"""Opens a connection: (address, tenant, timeline) → one on which nothing was requested yet."""
 _Way: TypeAlias = tuple[str, str, AcceptorAddress]
 
 
@@ -71,10 +71,13 @@ class PeerExchange:
         self._limit_s = settings.connect_timeout_ms / 1000
         self._given = parse_addresses(settings.wal_peers) if settings.wal_peers else ()
         self._connections: dict[_Way, AcceptorConnection] = {}
+        """Open connections for queries."""
         self._asked: set[_Way] = set()
+        """Peers that are being asked."""
         self._recovering: set[tuple[str, str]] = set()
+        """Timelines that are being recovered."""
         self._silent: set[_Way] = set()
-        """Peers whose last attempt failed; that is logged once."""
+        """Peers whose last attempt failed, which is logged only once."""
 
     async def run(self) -> None:
         """Ask all peers at intervals, until cancelled."""
@@ -112,7 +115,7 @@ class PeerExchange:
         try:
             status = await self._ask(way)
             if status is not None:
-                await self._heard(timeline, way, status)
+                await self._handle_status(timeline, way, status)
             self._silent.discard(way)
         except PenstockError as error:
             if way not in self._silent:
@@ -122,8 +125,9 @@ class PeerExchange:
             self._asked.discard(way)
 
     async def _ask(self, way: _Way) -> PeerStatus | None:
-        """Return a peer's status; None when it has no such timeline. Raises `PenstockError`."""
-        # Kept again only after a whole answer: a connection that failed is not reused.
+        """Return a peer's status, or None if it does not have the timeline. Raise
+        `PenstockError`."""
+        # Keep it again only after a complete answer: a connection that failed is not reused.
         connection = self._connections.pop(way, None)
         try:
             with anyio.fail_after(self._limit_s):
@@ -134,7 +138,7 @@ class PeerExchange:
             if connection is not None:
                 connection.abort()
             raise ConnectionBroken(
-                f"no answer in {self._limit_s:g} s (connect_timeout_ms)"
+                f"no answer within {self._limit_s:g} s (connect_timeout_ms)"
             ) from None
         except BaseException:
             if connection is not None:
@@ -143,13 +147,13 @@ class PeerExchange:
         self._connections[way] = connection
         return parse_status(found[0]) if found else None
 
-    async def _heard(self, timeline: WalTimeline, way: _Way, status: PeerStatus) -> None:
+    async def _handle_status(self, timeline: WalTimeline, way: _Way, status: PeerStatus) -> None:
         acceptor = timeline.acceptor
         own = peer_status(acceptor)
-        # `wal_peers` may list this acceptor, too.
+        # `wal_peers` may list this acceptor as well.
         if status.node_id == own.node_id:
             return
-        # Only if a position can move: every call takes the disk's lock.
+        # Call it only if a position can advance, because every call takes the disk's lock.
         if own.last_log_term == status.last_log_term and (
             own.flush_lsn > own.commit_lsn < status.commit_lsn
             or own.horizon_lsn < status.horizon_lsn
@@ -159,7 +163,7 @@ class PeerExchange:
         if not is_useful_donor(status, own) or timeline.registry.streaming:
             return
         key = (timeline.tenant, timeline.name)
-        # One recovery of a timeline at a time.
+        # Run one recovery of a timeline at a time.
         if key in self._recovering:
             return
         self._recovering.add(key)
@@ -171,26 +175,26 @@ class PeerExchange:
     # -- recovery --------------------------------------------------------------------------------
 
     async def _recover(self, timeline: WalTimeline, way: _Way, donor: PeerStatus) -> None:
-        """Append the donor's log up to the end that it reported. Raises `PenstockError`."""
+        """Append the donor's log up to the end that it reported. Raise `PenstockError`."""
         generation = timeline.acceptor.state.membership.generation
         with timeline.registry.register(None) as guard:
-            vote = await _tell(timeline, vote_request(donor, generation))
-            assert isinstance(vote, VoteResponse), "it was asked for a vote"
-            # The vote is a promise to take nothing from earlier leaders any more.
+            vote = await _process(timeline, vote_request(donor, generation))
+            assert isinstance(vote, VoteResponse), "a vote request has a vote response"
+            # The vote is a promise not to accept anything from earlier leaders any more.
             announced = make_announcement(donor, vote)
-            # A proposer goes first: its log is the same one, or of a later term.
+            # A proposer takes precedence: its log is the same one, or of a later term.
             if announced is None or timeline.registry.streaming:
                 return
             begin_lsn = announced.start_streaming_at
             log.info(
-                "timeline %s is behind: taking %s to %s of term %d from %s",
+                "timeline %s is behind: copying %s to %s of term %d from %s",
                 timeline.name,
                 lsn_text(begin_lsn),
                 lsn_text(donor.flush_lsn),
                 donor.term,
                 way[2],
             )
-            await _tell(timeline, announced)
+            await _process(timeline, announced)
             guard.streaming()
             reader = LogReader(await self._dial(way[2], way[0], way[1]), begin_lsn)
             try:
@@ -203,8 +207,11 @@ class PeerExchange:
     async def _copy(
         self, timeline: WalTimeline, reader: LogReader, donor: PeerStatus, generation: int
     ) -> None:
-        """Read from the donor and append to the timeline, concurrently. However the reading ends,
-        what was read is appended and flushed, as after a proposer that is gone."""
+        """Read from the donor and append to the timeline, concurrently.
+
+        However the reading ends, everything that was read is appended and flushed, as when a
+        proposer disconnects.
+        """
         ended: list[PenstockError] = []
         sending, pieces = anyio.create_memory_object_stream[AppendRequest](
             gathered_max(self._settings)
@@ -215,7 +222,7 @@ class PeerExchange:
                 try:
                     await self._read(reader, donor, generation, sending)
                 except TimeoutError:
-                    text = f"no log came in {self._limit_s:g} s (connect_timeout_ms)"
+                    text = f"received no log within {self._limit_s:g} s (connect_timeout_ms)"
                     ended.append(ConnectionBroken(text))
                 except PenstockError as error:
                     ended.append(error)
@@ -225,7 +232,7 @@ class PeerExchange:
             with pieces:
                 await self._take(timeline, pieces)
             group.cancel_scope.cancel()
-        log.info("timeline %s came up to %s", timeline.name, timeline.positions())
+        log.info("timeline %s has recovered up to %s", timeline.name, timeline.positions())
         if ended:
             raise ended[0]
 
@@ -236,8 +243,10 @@ class PeerExchange:
         generation: int,
         sending: MemoryObjectSendStream[AppendRequest],
     ) -> None:
-        """Send the donor's log into `sending`. Raises `PenstockError`, and `TimeoutError` when the
-        donor sends nothing."""
+        """Send the donor's log into `sending`.
+
+        Raise `PenstockError`, and `TimeoutError` if the donor sends nothing.
+        """
         with anyio.fail_after(self._limit_s):
             await reader.start(donor.term)
         while reader.next_lsn < donor.flush_lsn:
@@ -245,10 +254,10 @@ class PeerExchange:
             with anyio.fail_after(self._limit_s):
                 wal = await reader.next()
             end_lsn = reader.next_lsn
-            # No commit LSN: a peer's commit counts through `record_peer` alone.
+            # No commit LSN: a peer's commit LSN counts only through `record_peer`.
             request = AppendRequest(generation, donor.term, begin_lsn, end_lsn, 0, 0, wal)
             try:
-                # Without yielding while there is room, so that many pieces share one flush.
+                # Do not yield while there is room, so that many pieces share one flush.
                 sending.send_nowait(request)
             except anyio.WouldBlock:
                 await sending.send(request)
@@ -256,25 +265,27 @@ class PeerExchange:
     async def _take(
         self, timeline: WalTimeline, pieces: MemoryObjectReceiveStream[AppendRequest]
     ) -> None:
-        """Append the pieces. Flush when nothing follows, and every second, as `accepting`
-        does. Raises the timeline's errors, and `WalRefused`."""
+        """Append the pieces. Flush when no piece follows, and every second, as `accepting` does.
+
+        Raise the timeline's errors, and `WalRefused`.
+        """
         group = GroupFlush()
 
         async def flush(*, idle: bool) -> None:
             if group.is_due(self._clock.monotonic_ms(), idle=idle):
                 group.flushed()
-                await _tell(timeline, FlushWal())
+                await _process(timeline, FlushWal())
 
         try:
             while not timeline.registry.streaming:
                 await flush(idle=not pieces.statistics().current_buffer_used)
                 request = await pieces.receive()
                 if not request.wal:
-                    continue  # the donor has no more just now
+                    continue  # the donor has no more at the moment
                 group.taken(self._clock.monotonic_ms())
-                answer = await _tell(timeline, AppendUnflushed(request))
+                answer = await _process(timeline, AppendUnflushed(request))
                 if answer is not None and answer.term > request.term:
-                    break  # this acceptor has voted for a later leader meanwhile
+                    break  # this acceptor has meanwhile voted for a later leader
                 measure(WAL_RECOVERED_BYTES, len(request.wal))
         except anyio.EndOfStream:
             pass
@@ -284,8 +295,8 @@ class PeerExchange:
         await flush(idle=True)
 
 
-async def _tell(timeline: WalTimeline, message: Message) -> AcceptorMessage | None:
-    """Pass one message to the local acceptor. Raises its errors, and `WalRefused`."""
+async def _process(timeline: WalTimeline, message: Message) -> AcceptorMessage | None:
+    """Pass one message to the local acceptor. Raise its errors, and `WalRefused`."""
     done = await timeline.process([message])
     if done.error is not None:
         raise done.error

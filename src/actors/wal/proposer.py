@@ -2,22 +2,22 @@
 
 Pure: events in, effects out; no clock, no socket, no randomness.
 
-- **Term.** It takes ``max(term) + 1`` of a quorum of greetings, once. An acceptor with a higher
+- **Term.** Once, it takes ``max(term) + 1`` of a quorum of greetings. An acceptor that has a higher
   term, or that refuses its vote before the election, ends this proposer (`StopProposer`).
-- **Election.** With a quorum of votes the *donor* is the voter of the greatest (last log term,
-  flushed LSN). The term begins at the donor's flushed LSN (`start_lsn`); the history is the donor's
-  and this term's entry.
+- **Election.** With a quorum of votes, the *donor* is the voter with the greatest (last log term,
+  flushed LSN). The term starts at the donor's flushed LSN (`start_lsn`); the history is the donor's
+  plus this term's entry.
 - **Streaming.** Each acceptor gets the log from the highest common point on, in order, at most
   `pending_bytes_max` ahead of what it has flushed. Bytes that are not in memory (`tail`) are read
   from another acceptor, so a proposer has no log of its own on disk.
 - **Heartbeats** are empty appends, `heartbeat_ms` after the last message. An acceptor that owes a
-  reply for `silence_ms_max` is dropped, and repeats the handshake.
-- **Commit** is what a quorum of every set of voters has flushed (`quorum.committed`). It is the
-  end of a record, as acceptors report them.
-- **Sync mode** appends nothing: it ends when the connected acceptors agree up to `start_lsn`.
+  reply for `silence_ms_max` is dropped and repeats the handshake.
+- **Commit** is what a quorum of every set of voters has flushed (`quorum.quorum_flush_lsn`). It is
+  the end of a record, because acceptors report ends of records.
+- **Sync mode** appends nothing. It ends when the connected acceptors agree up to `start_lsn`.
 
-`validate` checks the invariants. A proposer connects to the given addresses only, and parses no
-records (pieces may end anywhere).
+`validate` checks the invariants. A proposer connects only to the given addresses, and does not
+parse records (pieces may end anywhere).
 """
 
 from __future__ import annotations
@@ -72,21 +72,21 @@ OWES = (AcceptorSession.GREETING, AcceptorSession.VOTING, AcceptorSession.ACTIVE
 
 
 class WalProposer(ProposerCandidate):
-    """One proposer, one term. Every event returns effects, to be performed in order.
+    """One proposer for one term. Every event returns effects, which must be performed in order.
 
-    Time is that of the last `tick` (milliseconds of any steady clock).
+    The time is that of the last `tick`, in milliseconds of any steady clock.
     """
 
     # -- state --
 
     @property
     def end_lsn(self) -> int:
-        """Return the LSN after the last byte appended; 0 before the election."""
+        """Return the LSN after the last appended byte; 0 before the election."""
         return self._tail.end_lsn
 
     @property
     def room(self) -> int:
-        """Return how many bytes `append` takes now."""
+        """Return how many bytes `append` accepts now."""
         if self.phase is not ProposerPhase.ELECTED or self.config.is_sync:
             return 0
         pending = self.end_lsn - max(self.commit_lsn, self.start_lsn)
@@ -95,7 +95,7 @@ class WalProposer(ProposerCandidate):
     # -- events --
 
     def connected(self, acceptor: int) -> list[Effect]:
-        """Greet an acceptor to which a connection is open."""
+        """Greet an acceptor to which a connection was opened."""
         if self._is_over():
             return []
         peer = self._peers[acceptor]
@@ -126,10 +126,10 @@ class WalProposer(ProposerCandidate):
             case VoteResponse(), AcceptorSession.VOTING:
                 self._voted(peer, message)
             case AppendResponse(), AcceptorSession.ACTIVE:
-                self._answered(peer, message)
+                self._append_answered(peer, message)
             case _:
                 name = type(message).__name__
-                self._drop(peer, f"{name} while {peer.session.value}")
+                self._drop(peer, f"unexpected {name} while {peer.session.value}")
         return self._done()
 
     def disconnected(self, acceptor: int) -> list[Effect]:
@@ -142,10 +142,10 @@ class WalProposer(ProposerCandidate):
         return self._done()
 
     def fetched(self, acceptor: int, begin_lsn: int, wal: bytes) -> list[Effect]:
-        """Handle the bytes of a `FetchLog` for `acceptor`, which may be fewer than asked for."""
+        """Handle the bytes of a `FetchLog` for `acceptor`, which may be fewer than requested."""
         peer = self._peers[acceptor]
         asked = peer.fetching
-        # A fetch that a drop has cancelled may still return.
+        # A fetch that was cancelled by a drop may still return.
         if self._is_over() or asked is None or asked.begin_lsn != begin_lsn:
             return []
         if not wal:
@@ -157,8 +157,8 @@ class WalProposer(ProposerCandidate):
         return self._done()
 
     def fetch_failed(self, acceptor: int, begin_lsn: int) -> list[Effect]:
-        """Handle a failed `FetchLog` for `acceptor`: a later `tick` tries it again, from another
-        source if one has the bytes."""
+        """Handle a failed `FetchLog` for `acceptor`. A later `tick` retries it, from another source
+        if one has the bytes."""
         peer = self._peers[acceptor]
         asked = peer.fetching
         if not self._is_over() and asked is not None and asked.begin_lsn == begin_lsn:
@@ -168,11 +168,14 @@ class WalProposer(ProposerCandidate):
         return []
 
     def append(self, wal: bytes) -> list[Effect]:
-        """Append to the log at `end_lsn`. Raises `InvalidUsage` when not elected, in sync mode, or
-        for more than `room`."""
+        """Append to the log at `end_lsn`.
+
+        Raise `InvalidUsage` if the proposer is not elected, in sync mode, or if there is not enough
+        `room`.
+        """
         if len(wal) > self.room:
             raise InvalidUsage(
-                f"{len(wal)} bytes of log, and there is room for {self.room}"
+                f"no room for {len(wal)} bytes of log: the limit is now {self.room}"
                 f" ({self.phase.value}{', sync mode' if self.config.is_sync else ''})"
             )
         self._tail.append(wal)
@@ -181,13 +184,15 @@ class WalProposer(ProposerCandidate):
         return self._done()
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Advance the time, drop silent acceptors and send heartbeats; call it a few times a
-        heartbeat."""
+        """Advance the time, drop silent acceptors and send heartbeats.
+
+        Call it several times per heartbeat interval.
+        """
         self._now_ms = max(self._now_ms, now_ms)
         if self._is_over():
             return []
         for peer in self._peers.values():
-            # A fetch that failed may be tried again now.
+            # A fetch that failed may be retried now.
             peer.waits_for_tick = False
             if peer.session in OWES and self._now_ms - peer.heard_ms >= self.config.silence_ms_max:
                 self._drop(peer, f"no message for {self._now_ms - peer.heard_ms} ms")
@@ -199,7 +204,7 @@ class WalProposer(ProposerCandidate):
         return self._done()
 
     def _announce(self, peer: CandidatePeer) -> None:
-        """Announce the election to an acceptor, and where its log goes on."""
+        """Announce the election to an acceptor, and where its log continues."""
         vote = peer.vote
         assert vote is not None
         try:
@@ -209,9 +214,10 @@ class WalProposer(ProposerCandidate):
             return
         at = point.lsn if point is not None else self.history[0].lsn
         if at > self.end_lsn:
-            # Happens after a switch of segments, until the rest of the segment is appended.
+            # This happens after a switch of segments, until the rest of the segment is appended.
             self._drop(
-                peer, f"it holds {lsn_text(at)}, and the log ends at {lsn_text(self.end_lsn)}"
+                peer,
+                f"its log extends to {lsn_text(at)}, but ours ends at {lsn_text(self.end_lsn)}",
             )
             return
         peer.streaming_at = peer.acked_lsn = at
@@ -246,7 +252,8 @@ class WalProposer(ProposerCandidate):
         )
 
     def _stream(self, peer: CandidatePeer) -> None:
-        """Send the bytes that an acceptor lacks, within its window; fetch those not in memory."""
+        """Send the bytes that an acceptor lacks, within its window. Fetch those that are not in
+        memory."""
         while peer.streaming_at < self.end_lsn and peer.fetching is None:
             ahead = peer.streaming_at - peer.acked_lsn
             room = min(self.config.piece_bytes_max, self.config.pending_bytes_max - ahead)
@@ -266,7 +273,8 @@ class WalProposer(ProposerCandidate):
             for each in self._active()
             if each is not peer and each.flush_lsn > begin
         }
-        # The donor's log up to the term's begin is this log, even before it has reported anything.
+        # The donor's log up to the start of the term is this log, even before the donor has
+        # reported anything.
         if (
             begin < self.start_lsn
             and self._peers[self.donor].session is not AcceptorSession.OFFLINE
@@ -275,7 +283,7 @@ class WalProposer(ProposerCandidate):
         untried = {each: lsn for each, lsn in held.items() if each not in peer.failed_sources}
         if not untried:
             peer.failed_sources.clear()
-            # Every source has failed: all are tried again, but not before the next tick.
+            # Every source has failed: retry all of them, but not before the next tick.
             peer.waits_for_tick = True
             return
         source = max(untried, key=lambda each: untried[each])
@@ -283,21 +291,23 @@ class WalProposer(ProposerCandidate):
         peer.fetching = FetchLog(peer.number, source, begin, end, self.term)
         self._effects.append(peer.fetching)
 
-    def _answered(self, peer: CandidatePeer, response: AppendResponse) -> None:
+    def _append_answered(self, peer: CandidatePeer, response: AppendResponse) -> None:
         name = f"acceptor {peer.number}"
         if response.generation != self.membership.generation:
             self._fail(f"{name} answered in generation {response.generation}, not"
                        f" {self.membership.generation}")  # fmt: skip
             return
         if response.term > self.term:
-            self._fail(f"{name} is in term {response.term}, after {self.term}: another leads")
+            self._fail(
+                f"{name} is in term {response.term}, after {self.term}: another proposer leads"
+            )
             return
         if response.term < self.term:
-            self._drop(peer, f"an answer of term {response.term}, and ours is {self.term}")
+            self._drop(peer, f"its answer is of term {response.term}, but ours is {self.term}")
             return
-        # After a switch of segments an acceptor counts the rest of the segment, which was not all
-        # sent yet. An LSN in between is no record's end and must not be committed: acceptors would
-        # look for a record there after a crash.
+        # After a switch of segments an acceptor counts the rest of the segment, which was not
+        # completely sent yet. An LSN in between is not the end of a record and must not be
+        # committed: acceptors would look for a record there after a crash.
         peer.acked_lsn = max(peer.acked_lsn, min(response.flush_lsn, peer.streaming_at))
         if response.flush_lsn <= peer.streaming_at:
             peer.flush_lsn = max(peer.flush_lsn, response.flush_lsn)
@@ -322,7 +332,7 @@ class WalProposer(ProposerCandidate):
         if moved:
             self._effects.append(CommitMoved(commit_lsn))
             for peer in self._active():
-                # A heartbeat carries the new commit LSN at once, without waiting for the next
+                # A heartbeat sends the new commit LSN immediately, without waiting for the next
                 # append.
                 if peer.told_commit_lsn < commit_lsn:
                     self._append_to(peer, b"")
@@ -333,8 +343,8 @@ class WalProposer(ProposerCandidate):
         if self._peers[self.donor].session is not AcceptorSession.OFFLINE:
             self._donor_seen_ms = self._now_ms
         gone_ms = self._now_ms - self._donor_seen_ms
-        # Only the donor may have the log up to the term's begin. Without it this term can commit
-        # nothing, while a new proposer may be elected by the others.
+        # Only the donor may have the log up to the start of the term. Without it this term cannot
+        # commit anything, while the others may elect a new proposer.
         if (
             self.phase is ProposerPhase.ELECTED
             and self.commit_lsn < self.start_lsn
@@ -342,8 +352,8 @@ class WalProposer(ProposerCandidate):
             and quorum.has_quorum(self._voters, {self._voter(peer) for peer in self._active()})
         ):
             self._fail(
-                f"the log up to {lsn_text(self.start_lsn)} is needed of acceptor {self.donor},"
-                f" which has been away for {gone_ms} ms: the others may elect without it"
+                f"the log up to {lsn_text(self.start_lsn)} is only on acceptor {self.donor},"
+                f" which has been offline for {gone_ms} ms: the others may elect another proposer"
             )
 
     def _check_synced(self) -> None:
@@ -360,7 +370,7 @@ class WalProposer(ProposerCandidate):
             self._synced()
 
     def validate(self) -> None:
-        """Raise `AssertionError` when an invariant does not hold."""
+        """Raise `AssertionError` if an invariant is violated."""
         commit, start, config = self.commit_lsn, self.start_lsn, self.config
         self._tail.validate()
         assert self.truncate_lsn <= commit <= self.end_lsn, (self.truncate_lsn, commit)

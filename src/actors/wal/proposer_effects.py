@@ -1,6 +1,7 @@
-"""The configuration, effects and states of a proposer; `proposer` has the rules.
+"""The configuration, effects and states of a proposer; `proposer` describes the rules.
 
-LSNs are byte positions, times milliseconds. `acceptor` is the caller's number of an acceptor.
+LSNs are byte positions, times are in milliseconds. `acceptor` is the caller's number of an
+acceptor.
 """
 
 from __future__ import annotations
@@ -22,30 +23,32 @@ class ProposerConfig(msgspec.Struct, frozen=True):
     tenant: str
     timeline: str
     start_lsn: int
-    """LSN at which the log begins when no acceptor holds any of it (ignored otherwise)."""
+    """LSN at which the log starts if no acceptor has any of it (ignored otherwise)."""
     membership: MembershipConfig = MembershipConfig()
-    """Generation 0: all acceptors given vote, and a majority of them is a quorum."""
+    """Generation 0 means that all given acceptors vote, and that a majority of them is a quorum."""
     pg_version: int = 170005
     system_id: int = 0
     segment_bytes: int = SEGMENT_BYTES
     proposer_id: bytes = bytes(16)
     is_sync: bool = False
-    """True: makes acceptors agree on the log that they have, appends nothing, and ends with
-    `SyncFinished`."""
+    """If True, the proposer makes the acceptors agree on the log that they have, appends nothing,
+    and ends with `SyncFinished`."""
     heartbeat_ms: int = 1000
     silence_ms_max: int = 10_000
-    """Longest silence of an acceptor that owes a reply, before its connection is dropped."""
+    """Maximum silence of an acceptor that owes a reply, before its connection is dropped."""
     donor_absent_ms_max: int = 30_000
-    """Longest absence of the donor while only it has the log up to the term's begin and the others
-    are a quorum; then the proposer gives up, so that the next one campaigns without the donor."""
+    """Maximum absence of the donor while only it has the log up to the start of the term and the
+    others are a quorum. After that the proposer gives up, so that the next one can campaign without
+    the donor."""
     pending_bytes_max: int = 16 * 1024 * 1024
-    """Most bytes appended and not committed, and sent to one acceptor and not flushed by it. No
-    record may be longer; a record that switches segments includes the rest of its segment."""
+    """Maximum number of bytes that are appended but not committed, and that are sent to one
+    acceptor but not flushed by it. No record may be longer; a record that switches segments
+    includes the rest of its segment."""
     piece_bytes_max: int = WAL_BYTES_MAX
-    """Most bytes of log in one message; acceptors take no more than `WAL_BYTES_MAX`."""
+    """Maximum number of log bytes in one message; acceptors accept at most `WAL_BYTES_MAX`."""
     retained_bytes_max: int = 16 * 1024 * 1024
-    """Most bytes of committed log kept for acceptors that lag; older bytes come from another
-    acceptor."""
+    """Maximum number of committed log bytes kept for acceptors that lag; older bytes come from
+    another acceptor."""
 
     def timed(self, settings: Settings) -> Self:
         """Return the same configuration with the times of the settings."""
@@ -57,22 +60,24 @@ class ProposerConfig(msgspec.Struct, frozen=True):
 
 
 class SendMessage(msgspec.Struct, frozen=True):
-    """Sends `message` to acceptor `acceptor` over its current connection, in order."""
+    """Send `message` to acceptor `acceptor` over its current connection, in order."""
 
     acceptor: int
     message: ProposerMessage
 
 
 class DropConnection(msgspec.Struct, frozen=True):
-    """Closes the connection to `acceptor`, and makes another one later. No event of the old
-    connection may follow (a `disconnected` for it is ignored)."""
+    """Close the connection to `acceptor`, and open another one later.
+
+    No event of the old connection may follow (a `disconnected` for it is ignored).
+    """
 
     acceptor: int
     reason: str
 
 
 class LeadTerm(msgspec.Struct, frozen=True):
-    """The proposer leads `term`; `append` continues the log at `start_lsn`."""
+    """The proposer leads `term`. `append` continues the log at `start_lsn`."""
 
     term: int
     start_lsn: int
@@ -87,12 +92,12 @@ class CommitMoved(msgspec.Struct, frozen=True):
 
 
 class FetchLog(msgspec.Struct, frozen=True):
-    """Reads [begin_lsn, end_lsn) of the log (at most `WAL_BYTES_MAX`) from acceptor `source` for
-    acceptor `acceptor`; answered by `fetched` or `fetch_failed`.
+    """Read [begin_lsn, end_lsn) of the log (at most `WAL_BYTES_MAX`) from acceptor `source` for
+    acceptor `acceptor`. Answered by `fetched` or `fetch_failed`.
 
-    The read is a START_REPLICATION with ``term``: the source must still be in that term, and gives
-    what it has flushed. An acceptor has at most one fetch outstanding; its drop or disconnection
-    cancels the fetch, and a late result is ignored.
+    The read is a START_REPLICATION with ``term``: the source must still be in that term, and sends
+    what it has flushed. An acceptor has at most one outstanding fetch. Dropping or disconnecting
+    the acceptor cancels the fetch, and a late result is ignored.
     """
 
     acceptor: int
@@ -103,7 +108,7 @@ class FetchLog(msgspec.Struct, frozen=True):
 
 
 class SyncFinished(msgspec.Struct, frozen=True):
-    """Sync mode has ended: the acceptors' logs end at `lsn` (0: there is none)."""
+    """Sync mode has ended: the acceptors' logs end at `lsn` (0: there is no log)."""
 
     lsn: int
 
@@ -138,9 +143,9 @@ class AcceptorSession(enum.Enum):
     GREETING = "greeting"
     """Was sent a greeting, and owes its own."""
     GREETED = "greeted"
-    """Waits for the campaign."""
+    """Has greeted, and waits for the campaign."""
     VOTING = "voting"
     """Was asked for its vote, and owes it."""
     VOTED = "voted"
-    """Waits for the election."""
+    """Has voted, and waits for the election."""
     ACTIVE = "active"

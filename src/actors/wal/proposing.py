@@ -1,14 +1,13 @@
-"""The asyncio shell of `proposer`: connections to acceptors, time, and tasks that wait for a
-commit.
+"""Runs a `proposer` on asyncio: connections to acceptors, time, and tasks that wait for a commit.
 
-One task per acceptor dials it, passes its messages to the core, and writes those of the core; when
-the connection ends it dials again, after a pause that doubles. One task ticks. A fetch reads from
-another acceptor over a connection of its own, which is kept for the next piece. The core gets one
-event at a time and never waits.
+One task per acceptor dials it, passes its messages to the core and writes the core's messages. When
+the connection ends, the task dials again, after a pause that doubles. One task ticks. A fetch reads
+from another acceptor over a separate connection, which is kept for the next piece. The core gets
+one event at a time and never waits.
 
-Appending tasks wait in order while there is no room. A fatal error of the core ends all of them; it
-is indeterminate for bytes that were appended. Before the election the proposer also ends when the
-last answer of every acceptor was a `PeerRejected`.
+Tasks that append wait in order while there is no room. A fatal error of the core ends all of them;
+for bytes that were already appended it is indeterminate. Before the election the proposer also ends
+if the last answer of every acceptor was a `PeerRejected`.
 """
 
 from __future__ import annotations
@@ -62,11 +61,11 @@ from actors.wal.proposer import (
 log = logging.getLogger("penstock.wal")
 
 WRITE_BYTES: Final = 512 * 1024
-"""Bytes of messages that are written before the socket is awaited."""
+"""Number of message bytes that are written before waiting for the socket."""
 
 
 class ProposerTiming(msgspec.Struct, frozen=True):
-    """Intervals and timeouts of the shell."""
+    """Intervals and timeouts of the connections."""
 
     tick_ms: int = 100
     connect_timeout_ms: int = 5_000
@@ -75,7 +74,7 @@ class ProposerTiming(msgspec.Struct, frozen=True):
     fetch_timeout_ms: int = 10_000
 
     def retry_delay_ms(self, failures: int) -> int:
-        """Return the delay before an acceptor is dialled again."""
+        """Return the delay in ms before an acceptor is dialled again."""
         return backoff_ms(failures, self.retry_delay_ms_min, self.retry_delay_ms_max)
 
     @classmethod
@@ -93,9 +92,13 @@ class _Link:
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
+        """Cancelled to end the connection."""
         self.messages: deque[ProposerMessage] = deque()
+        """Messages that have not been written yet."""
         self.filled = anyio.Event()
+        """Set while there are messages."""
         self.is_over = False
+        """True once the core has dropped the connection."""
 
     def put(self, message: ProposerMessage) -> None:
         self.messages.append(message)
@@ -103,7 +106,7 @@ class _Link:
 
 
 class LeadingProposer:
-    """A running proposer; `propose` creates it."""
+    """A running proposer. `propose` creates it."""
 
     def __init__(
         self,
@@ -121,17 +124,26 @@ class LeadingProposer:
         self._tls = tls
         self._group = group
         self._links: dict[int, _Link] = {}
+        """Open connection of each acceptor."""
         self._readers: dict[int, tuple[int, LogReader]] = {}
+        """Stream kept for the fetches of each acceptor, with the number of its source."""
         self._elected = anyio.Event()
+        """Set once the proposer is elected, or has stopped."""
         self._synced = anyio.Event()
+        """Set once the acceptors agree in sync mode, or the proposer has stopped."""
         self._order = anyio.Lock(fast_acquire=True)
+        """Held by the task that appends next."""
         self._gathered: list[bytes] = []
-        """Bytes after the log's end that are appended in this turn of the loop."""
+        """Bytes after the end of the log that are appended in this turn of the event loop."""
         self._gathered_bytes = 0
+        """Size of these bytes."""
         self._moved = anyio.Event()
+        """Set when the commit LSN advances, or the proposer has stopped."""
         self._waiting: list[tuple[int, int, anyio.Event]] = []
+        """Heap of (LSN, number, event) of tasks that wait for a commit."""
         self._numbers = itertools.count()
         self._error: PenstockError | None = None
+        """Reason why the proposer has stopped, or None."""
         self._rejections: dict[int, PeerRejected] = {}
         """Rejections by the acceptors whose last answer was one."""
 
@@ -139,58 +151,63 @@ class LeadingProposer:
 
     @property
     def commit_lsn(self) -> int:
-        """Return the LSN before which all is on the disks of a quorum."""
+        """Return the LSN before which everything is on the disks of a quorum."""
         return self.core.commit_lsn
 
     @property
     def end_lsn(self) -> int:
-        """Return the LSN after the last byte appended."""
+        """Return the LSN after the last appended byte."""
         return self.core.end_lsn + self._gathered_bytes
 
     async def elected(self) -> int:
-        """Wait for the election, and return where the log goes on. Raises `ConnectionBroken` when
-        it was lost, and `PeerRejected` with each acceptor's reason when none takes this
-        proposer."""
+        """Wait for the election, and return where the log continues.
+
+        Raise `ConnectionBroken` if it was lost, and `PeerRejected` with each acceptor's reason if
+        none accepts this proposer.
+        """
         await self._elected.wait()
         self._check()
         return self.core.start_lsn
 
     async def synced(self) -> int:
         """Wait until the acceptors agree (sync mode), and return where their log ends (0: there is
-        none). Raises as `elected`."""
+        none).
+
+        Raise what `elected` raises.
+        """
         await self._synced.wait()
         self._check()
         return self.core.start_lsn
 
     async def append(self, wal: bytes) -> int:
-        """Append to the log, and return its end when a quorum has it on disk."""
+        """Append to the log, and return its end once a quorum has it on disk."""
         return await self.append_at(lambda _: wal, len(wal))
 
     async def append_at(self, encode: Callable[[int], bytes], bytes_max: int) -> int:
-        """Append what `encode` makes for the LSN that it gets, `bytes_max` at most, as `append`
-        does.
+        """Append what `encode` returns for the LSN passed to it, at most `bytes_max` bytes, like
+        `append`.
 
-        Raises as `put` and `committed`.
+        Raise what `put` and `committed` raise.
         """
         end_lsn = await self.put(encode, bytes_max)
         await self.committed(end_lsn)
         return end_lsn
 
     async def put(self, encode: Callable[[int], bytes], bytes_max: int) -> int:
-        """Append as `append_at`, but wait for room alone, and return the end for `committed`.
+        """Append like `append_at`, but wait only for room, and return the end for `committed`.
 
-        Raises `InvalidUsage` when the bytes can never fit, `ConnectionBroken` when this proposer
-        leads no more, `ResourceClosed`; then nothing was appended.
+        Raise `InvalidUsage` if the bytes can never fit, `ConnectionBroken` if this proposer no
+        longer leads, or `ResourceClosed`; nothing was appended then.
         """
         if self.core.config.is_sync:
-            raise InvalidUsage("a proposer in sync mode appends nothing")
+            raise InvalidUsage("cannot append in sync mode")
         if bytes_max > self.core.config.pending_bytes_max:
             raise InvalidUsage(
-                f"{bytes_max} bytes of log at once: at most {self.core.config.pending_bytes_max}"
-                " (pending_bytes_max) may wait for a commit"
+                f"append too large: {bytes_max} bytes (limit {self.core.config.pending_bytes_max},"
+                " pending_bytes_max)"
             )
         await self.elected()
-        # In order: a small append must not overtake a large one that waits for room.
+        # Keep the order: a small append must not overtake a large one that waits for room.
         async with self._order:
             while self.core.room < self._gathered_bytes + bytes_max:
                 self._check()
@@ -198,7 +215,8 @@ class LeadingProposer:
                 await moved.wait()
             self._check()
             wal = encode(self.end_lsn)
-            # One commit wakes many tasks: all that they append in this turn becomes one message.
+            # One commit wakes up many tasks. Everything that they append in this turn becomes one
+            # message.
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._append_gathered)
             self._gathered.append(wal)
@@ -215,21 +233,23 @@ class LeadingProposer:
                 self._stop(error)
 
     async def committed(self, lsn: int) -> None:
-        """Wait until all before `lsn` is committed. Raises `ConnectionBroken`, which is
-        indeterminate: the bytes may still be committed."""
+        """Wait until everything before `lsn` is committed.
+
+        Raise `ConnectionBroken`, which is indeterminate: the bytes may still be committed.
+        """
         if self.core.commit_lsn < lsn:
             self._check(determinate=False)
             event = anyio.Event()
-            # The number breaks ties: events have no order.
+            # The number breaks ties, because events have no order.
             heapq.heappush(self._waiting, (lsn, next(self._numbers), event))
-            # `_stop` sets the event, too.
+            # `_stop` sets the event as well.
             await event.wait()
             if self.core.commit_lsn < lsn:
                 self._check(determinate=False)
 
     def _check(self, *, determinate: bool = True) -> None:
         if self._error is not None:
-            # A copy for each waiting task, since determinacy differs between them.
+            # Raise a copy for each waiting task, because determinacy differs between them.
             error = type(self._error)(str(self._error))
             error.determinate = determinate
             raise error
@@ -243,7 +263,11 @@ class LeadingProposer:
                     if (link := self._links.get(acceptor)) is not None:
                         link.put(message)
                 case DropConnection(acceptor, reason):
-                    log.warning("acceptor %s is dropped: %s", self._addresses[acceptor], reason)
+                    log.warning(
+                        "dropped the connection to acceptor %s: %s",
+                        self._addresses[acceptor],
+                        reason,
+                    )
                     if (link := self._links.get(acceptor)) is not None:
                         link.is_over = True
                         link.scope.cancel()
@@ -253,10 +277,10 @@ class LeadingProposer:
                 case CommitMoved(lsn):
                     self._wake(lsn)
                 case FetchLog():
-                    # A task of its own: the core must go on while the bytes come.
+                    # Use a separate task: the core must continue while the bytes arrive.
                     self._group.start_soon(self._fetch, effect)
                 case StopProposer(reason):
-                    self._stop(ConnectionBroken(f"this proposer leads no more: {reason}"))
+                    self._stop(ConnectionBroken(f"this proposer no longer leads: {reason}"))
                 case SyncFinished(lsn):
                     self._wake(lsn)
                     self._elected.set()
@@ -280,7 +304,7 @@ class LeadingProposer:
         self._group.cancel_scope.cancel()
 
     def close(self) -> None:
-        """Close the proposer; waiting tasks are raised `ResourceClosed`."""
+        """Close the proposer. Waiting tasks get `ResourceClosed`."""
         self._stop(ResourceClosed("the proposer was closed"))
 
     # -- tasks --
@@ -305,12 +329,13 @@ class LeadingProposer:
                 await self._converse(acceptor)
             except PenstockError as error:
                 self._note_rejection(acceptor, error)
-                # One warning for each reason: a lasting fault must be seen, and not flood the log.
+                # Warn once for each reason: a lasting fault must be visible without flooding the
+                # log.
                 level = logging.INFO if str(error) == warned else logging.WARNING
                 warned = str(error)
                 log.log(level, "acceptor %s: %s", self._addresses[acceptor], error)
             if (anyio.current_time() - began) * 1000 > self._timing.retry_delay_ms_max:
-                retry.reset()  # the connection had lasted
+                retry.reset()  # the connection was stable
             await retry.pause()
 
     def _note_rejection(self, acceptor: int, error: PenstockError) -> None:
@@ -318,10 +343,11 @@ class LeadingProposer:
         if not isinstance(error, PeerRejected):
             return
         self._rejections[acceptor] = error
-        # An elected proposer goes on: its acceptors took it before, so the fault may be mended.
+        # An elected proposer continues: its acceptors accepted it before, so the fault may be
+        # repaired.
         if len(self._rejections) == len(self._addresses) and not self._elected.is_set():
             said = "; ".join(str(self._rejections[n]) for n in sorted(self._rejections))
-            self._stop(PeerRejected(f"no acceptor takes this writer: {said}"))
+            self._stop(PeerRejected(f"no acceptor accepts this proposer: {said}"))
 
     async def _dial(self, acceptor: int) -> AcceptorConnection:
         config = self.core.config
@@ -340,7 +366,8 @@ class LeadingProposer:
         try:
             with anyio.fail_after(self._timing.connect_timeout_ms / 1000):
                 await start_push(connection)
-            # Before the core knows of the connection: its greeting is sent over this link.
+            # Register the link before the core knows of the connection, because its greeting is
+            # sent over the link.
             self._links[acceptor] = link
             with link.scope:
                 async with anyio.create_task_group() as group:
@@ -351,7 +378,7 @@ class LeadingProposer:
                         self._perform(self.core.received(acceptor, message))
         except TimeoutError:
             raise ConnectionBroken(
-                f"acceptor {connection.address} did not begin the copy"
+                f"acceptor {connection.address} did not start the copy"
             ) from None
         except ExceptionGroup as errors:
             raise first_error(errors) from None
@@ -359,7 +386,8 @@ class LeadingProposer:
             connection.abort()
             if self._links.get(acceptor) is link:
                 del self._links[acceptor]
-                # The core has dropped this connection itself, and must get no more events of it.
+                # The core itself has dropped this connection, and must not get any more events of
+                # it.
                 if not link.is_over:
                     self._perform(self.core.disconnected(acceptor))
 
@@ -386,7 +414,7 @@ class LeadingProposer:
                 while not wal:
                     wal = await reader.next()
         except (PenstockError, TimeoutError) as error:
-            log.info("reading of acceptor %s: %s", self._addresses[asked.source], error)
+            log.info("cannot read from acceptor %s: %s", self._addresses[asked.source], error)
             if reader is not None:
                 reader.abort()
             self._perform(self.core.fetch_failed(asked.acceptor, asked.begin_lsn))
@@ -397,7 +425,7 @@ class LeadingProposer:
             raise
         if len(wal) <= asked.end_lsn - asked.begin_lsn:
             self._readers[asked.acceptor] = (asked.source, reader)
-        else:  # the core cuts off what it did not ask for: the next piece would have a gap
+        else:  # the core discards what it did not request, so the next piece would have a gap
             reader.abort()
         self._perform(self.core.fetched(asked.acceptor, asked.begin_lsn, wal))
 
@@ -405,7 +433,7 @@ class LeadingProposer:
         kept = self._readers.pop(asked.acceptor, None)
         if kept is not None:
             source, reader = kept
-            # The kept stream is of use only if it goes on exactly there.
+            # The kept stream is usable only if it continues exactly there.
             if source == asked.source and reader.next_lsn == asked.begin_lsn:
                 return reader
             reader.abort()
@@ -433,11 +461,13 @@ async def propose(
     token: str = "",
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[LeadingProposer]:
-    """Run a proposer that campaigns and, once `elected`, leads until the block ends. When it leads
-    no more, everything that waits for it raises `ConnectionBroken`; the block is not
-    interrupted."""
+    """Run a proposer that campaigns and, once `elected`, leads until the block ends.
+
+    When it no longer leads, everything that waits for it raises `ConnectionBroken`; the block is
+    not interrupted.
+    """
     if not addresses:
-        raise InvalidUsage("no acceptor was given")
+        raise InvalidUsage("no acceptors given")
     failed: Exception | None = None
     async with anyio.create_task_group() as outer:
         ready: list[LeadingProposer] = []
@@ -453,12 +483,12 @@ async def propose(
                 await ready[0].run()
                 made.set()
 
-        # The tasks have a group of their own: their end must not cancel the caller's block.
+        # Give the tasks their own group: their end must not cancel the caller's block.
         outer.start_soon(work)
         await made.wait()
         try:
             yield ready[0]
-        except Exception as error:  # noqa: BLE001 - the block's own: the group would wrap it
+        except Exception as error:  # noqa: BLE001 - the block's own; the group would wrap it
             failed = error
         finally:
             ready[0].close()

@@ -1,15 +1,15 @@
-"""Feeds a proposer's messages into a timeline, with separate actors for reading, appending,
+"""Passes a proposer's messages to a timeline, with separate actors for reading, appending and
 writing.
 
-A connection that pushes a log is a `WalReceiver`. It reads its socket in an effect and hands each
-message to its `WalAcceptor`, which puts messages into the timeline and hands replies to the
+A connection that pushes a log is a `WalReceiver`. It reads its socket in an effect and passes each
+message to its `WalAcceptor`, which passes messages to the timeline and replies to the
 `AnswerWriter`. Both have bounded mailboxes, so backpressure reaches the proposer: the writer's
 mailbox is full → the acceptor waits → its mailbox is full → the socket is not read. At most
-``wal_messages_max`` messages were read and are not in the log.
+``wal_messages_max`` messages have been read without being in the log.
 
-The acceptor ends before the connection does: a status that is asked for after a disconnect shows
-all that was read. An acceptor that refuses, fails or crashes ends its own connection only, with an
-error that names it. When a timeline is stopped, nothing is drained or flushed.
+The acceptor ends before the connection does, so a status that is requested after a disconnect shows
+everything that was read. An acceptor that refuses, fails or crashes ends only its own connection,
+with an error that says so. When a timeline is stopped, nothing is drained or flushed.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from actors.wal.registry import ReceiverFeed, SlotGuard
 from actors.wal.timeline import WalTimeline
 
 SLOW_MS: Final = 5_000
-"""Wait for room after which a message is warned of."""
+"""Time in ms that a message waits for room before a warning is logged."""
 SAMPLE_MS: Final = 5_000
-"""Interval at which a connection's queue is measured."""
+"""Interval in ms at which a connection's queue is measured."""
 
 log = logging.getLogger("penstock.wal")
 
@@ -63,13 +63,13 @@ class CopyEnd(enum.Enum):
     """The ways in which a peer ends its side of the copy."""
 
     EOF = "the connection was closed"
-    TERMINATE = "the peer said Terminate"
-    DONE = "the peer said CopyDone"
-    FAIL = "the peer said CopyFail"
+    TERMINATE = "the peer sent Terminate"
+    DONE = "the peer sent CopyDone"
+    FAIL = "the peer sent CopyFail"
 
 
 class ReceiverConnection(Protocol):
-    """The interface of a connection that a receiver needs."""
+    """The interface that a receiver needs of a connection."""
 
     @property
     def peer(self) -> str:
@@ -77,8 +77,10 @@ class ReceiverConnection(Protocol):
         ...
 
     async def next_copy(self) -> bytes | CopyEnd:
-        """Return the body of the next CopyData, or how the peer ended. Raises `ConnectionBroken`,
-        `MalformedFrame`, `FrameTooLarge`."""
+        """Return the body of the next CopyData, or how the peer ended the copy.
+
+        Raises `ConnectionBroken`, `MalformedFrame`, `FrameTooLarge`.
+        """
         ...
 
     async def send_copy(self, data: bytes) -> None:
@@ -94,7 +96,7 @@ class MessageCodec(Protocol):
         ...
 
     def encode_acceptor(self, message: AcceptorMessage, /) -> bytes:
-        """Encode an acceptor's message, of exact length."""
+        """Encode an acceptor's message, with its exact length."""
         ...
 
 
@@ -113,7 +115,7 @@ WriterMessage: TypeAlias = WriteAnswer | FeedFilled | FinishWriting
 
 
 class AnswerWriter(Actor[WriterMessage]):
-    """Writes replies, and feedback attached to copies of them."""
+    """Writes replies, and feedback attached to copies of replies."""
 
     def __init__(
         self,
@@ -127,7 +129,9 @@ class AnswerWriter(Actor[WriterMessage]):
         self._feeds = timeline.feeds
         self._failed = failed
         self._feed: ReceiverFeed | None = None
+        """Feedback for this proposer, once the writer has started."""
         self._last: AppendResponse | None = None
+        """Last reply to an append."""
 
     async def on_start(self) -> None:
         """Subscribe to the feedback of consumers."""
@@ -142,10 +146,10 @@ class AnswerWriter(Actor[WriterMessage]):
                         self._last = answer
                     await self._send(answer)
                 case FeedFilled():
-                    assert self._feed is not None, "it has started"
+                    assert self._feed is not None, "on_start opens the feed"
                     for feedback in self._feed.take():
-                        # Before the first append's reply feedback is dropped: the next one says
-                        # more.
+                        # Feedback is dropped before the first append has a reply; the next feedback
+                        # says more.
                         if self._last is not None:
                             await self._send(replace(self._last, pageserver=feedback))
                 case FinishWriting():
@@ -169,7 +173,7 @@ class AnswerWriter(Actor[WriterMessage]):
 
 
 class ConnectionOutcome(msgspec.Struct, frozen=True, gc=False):
-    """The end of a connection: by its peer (`end`), or by `error`, which is ours if
+    """How a connection ended: by its peer (`end`), or by `error`, which is ours if
     `from_acceptor`."""
 
     end: CopyEnd | None = None
@@ -187,7 +191,7 @@ class _Slow(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Sample(msgspec.Struct, frozen=True, gc=False):
-    """Asks for a measure of the queue."""
+    """Time to measure the queue."""
 
 
 class _AcceptorEnded(msgspec.Struct, frozen=True, gc=False):
@@ -212,7 +216,7 @@ _ReceiverMessage: TypeAlias = (
 
 
 class WalReceiver(Actor[_ReceiverMessage]):
-    """One connection of a proposer, from its greeting on; sets `outcome` when it is over."""
+    """One connection of a proposer, from its greeting on. Sets `outcome` when it is over."""
 
     def __init__(
         self,
@@ -230,15 +234,22 @@ class WalReceiver(Actor[_ReceiverMessage]):
         self._outcome = outcome
         self._settings = settings
         self._queued = QueueMeter()
+        """Measures the messages that wait for the acceptor."""
         self._guard: SlotGuard | None = None
+        """Slot in the timeline's registry, once started."""
         self._reading: RunningEffect | None = None
+        """The effect that reads the socket."""
         self._read: _ReadEnded | None = None
+        """How reading has ended, or None."""
         self._ended: _AcceptorEnded | None = None
+        """How the acceptor has ended, or None."""
         self._writer_error: PenstockError | None = None
+        """Error of the writer, or None."""
         self._gone = {"acceptor": False, "writer": False}
+        """Which of the two actors have stopped."""
 
     async def on_start(self) -> None:
-        """Start the chain of actors, and begin to read."""
+        """Start the chain of actors, and start to read."""
         own, settings = self.ctx.self, self._settings
         self._guard = self._timeline.registry.register(self._wire.peer)
         measure(WAL_RECEIVERS, 1)
@@ -247,7 +258,7 @@ class WalReceiver(Actor[_ReceiverMessage]):
                 self._wire, self._codec, self._timeline, lambda e: own.reply(_WriterFailed(e))
             ),
             "writer",
-            # The other half of the limit may have been taken out and be in the writer's hands.
+            # The other half of the limit may already have been taken out by the writer.
             mailbox=settings.wal_replies_max // 2,
             policy=STOP,
         )
@@ -256,7 +267,7 @@ class WalReceiver(Actor[_ReceiverMessage]):
             lambda: WalAcceptor(
                 self._timeline,
                 guard,
-                writer,  # type: ignore[arg-type]  # an address takes what its actor does
+                writer,  # type: ignore[arg-type]  # an address accepts what its actor does
                 lambda e: own.reply(_AcceptorEnded(e)),
                 self._queued,
                 settings,
@@ -281,11 +292,11 @@ class WalReceiver(Actor[_ReceiverMessage]):
                     return _ReadEnded(data)
                 await self._put(self._codec.decode_proposer(data))
         except PenstockError as error:
-            # Reported, not raised: messages read before it must still reach the log.
+            # Report it instead of raising it: messages read before it must still reach the log.
             return _ReadEnded(None, error)
 
     async def _put(self, message: ProposerMessage) -> None:
-        """Hand a message to the acceptor, waiting for room. Raises `ResourceClosed` or
+        """Pass a message to the acceptor, waiting for room. Raise `ResourceClosed` or
         `ConnectionBroken`."""
         given = FromProposer(message)
         try:
@@ -308,12 +319,12 @@ class WalReceiver(Actor[_ReceiverMessage]):
     # -- ending ----------------------------------------------------------------------------------
 
     async def receive(self, message: _ReceiverMessage) -> None:
-        """Handle one message."""
+        """Handle a timer, or the end of a part of the chain."""
         match message:
             case _Slow():
                 log.warning(
-                    "a message of %s waits for room in timeline %s since %d ms: the disk, or the "
-                    "peer that takes no answers, is slow",
+                    "a message of %s has waited for room in timeline %s for %d ms: the disk "
+                    "or the peer is slow",
                     self._wire.peer,
                     self._timeline.name,
                     SLOW_MS,
@@ -330,7 +341,7 @@ class WalReceiver(Actor[_ReceiverMessage]):
                 self._writer_error = error
             case _WriterGone():
                 self._gone["writer"] = True
-                # Nothing can be answered any more: the acceptor flushes what it has, and drops the
+                # Nothing can be answered any more. The acceptor flushes what it has, and drops the
                 # rest.
                 if not self._gone["acceptor"]:
                     self._stop_reading()
@@ -368,12 +379,12 @@ class WalReceiver(Actor[_ReceiverMessage]):
             # Sending to an actor that has ended raises the reason of its end.
             await self._acceptor.send(ReceiverDisconnected())
         except (ResourceClosed, ConnectionBroken) as error:
-            return ActorDead(f"{error}; what it had not answered may have happened: connect again")
-        raise AssertionError("it has gone")
+            return ActorDead(f"{error}; unanswered messages may have been processed: connect again")
+        raise AssertionError("the acceptor has ended")
 
     def _finish(self) -> None:
-        assert self._ended is not None, "the acceptor has gone"
-        # The acceptor's error first: those of reader and writer may follow from it.
+        assert self._ended is not None, "the acceptor has ended"
+        # Prefer the acceptor's error: those of reader and writer may be its consequences.
         error, ours = self._ended.error, True
         if error is None:
             ours = False

@@ -1,19 +1,21 @@
-"""Checks many whole records of a log at once: the fast path of `records`.
+"""Checks many complete records of a log at once: the fast path of `records`.
 
-`run_of` returns how many bytes of a piece are whole, ordinary records with right CRCs, in pages
-with right headers. `records.RecordScanner` handles all others, one record at a time: incomplete
-records, switches of segments, pages that report an unfinished record, damage.
+`run_of` returns how many bytes of a piece are complete, ordinary records with correct CRCs, in
+pages with correct headers. `records.RecordScanner` handles everything else, one record at a time:
+incomplete records, switches of segments, pages that report an unfinished record, damage.
 
-Page headers are taken out, so that records are adjacent. One loop in Python goes from length to
-length. The page headers are compared with the records' ends, and all CRCs are checked together:
+Page headers are removed, so that records are adjacent. One loop in Python follows the lengths from
+record to record. The page headers are compared with the records' ends, and all CRCs are checked
+together:
 
-- A CRC is the remainder of a polynomial, so it is linear: with a register that begins as zeros,
-  the remainder of the sum (XOR) of two messages is the sum of their remainders.
-- A record is right when its body, its header's first 20 bytes, and its inverted CRC, in this
-  order and with the first 32 bits inverted, leave the remainder 0. (The inversions are what a
-  register that begins as ones, and a CRC that is inverted at its end, come to.)
+- A CRC is the remainder of a polynomial, so it is linear: if the register starts as zeros, the
+  remainder of the sum (XOR) of two messages is the sum of their remainders.
+- A record is correct if its body, its header's first 20 bytes, and its inverted CRC, in this order
+  and with the first 32 bits inverted, leave the remainder 0. (The inversions are equivalent to a
+  register that starts as ones and a CRC that is inverted at its end.)
 - Zeros before or after such a message do not change that. So each header is moved after its body,
-  where the next record's header was, and the remainder of the whole run is 0 when all are right.
+  to where the next record's header was, and the remainder of the whole run is 0 if all records are
+  correct.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from numpy.typing import NDArray
 from actors.wal.lsn import PAGE_BYTES
 
 RUN_BYTES_MIN: Final = 64 * 1024
-"""Shorter pieces of records of some hundred bytes are faster in the record loop of `records`."""
+"""Shorter pieces with records of a few hundred bytes are faster in the record loop of `records`."""
 RUN_BYTES_MAX: Final = 256 * 1024
-"""Most bytes examined in one go."""
+"""Maximum number of bytes examined at once."""
 
 _PAGE: Final = Struct("<HHIQI")  # as in `records`
-_HEADER_BYTES: Final = 24  # of a page that does not begin a segment; of a record, too
+_HEADER_BYTES: Final = 24  # of a page that does not start a segment, and of a record
 _CONTENT_BYTES: Final = PAGE_BYTES - _HEADER_BYTES
 _CONTINUED: Final = 0x0001
 _OVERWRITTEN: Final = 0x0008
@@ -49,7 +51,7 @@ _ONE: Final = np.uint64(1)
 _WORDS: Final = np.arange(3).reshape(3, 1)
 """Offsets of the words of a record's header."""
 _WORDS_BEHIND: Final = 4
-"""Words after a body that its header may reach when it is moved there."""
+"""Number of words after a body that its header may reach when it is moved there."""
 
 Words = NDArray[np.uint64]
 Places = NDArray[np.int64]
@@ -58,10 +60,11 @@ Places = NDArray[np.int64]
 def run_of(
     data: bytes, at: int, lsn: int, magics: Collection[int], segment_bytes: int
 ) -> tuple[int, int]:
-    """Return (bytes of whole, right, ordinary records from `at` on, bytes examined).
+    """Return (bytes of complete, correct, ordinary records from `at` on, bytes examined).
 
-    The first number ends where the next record may begin or a page does; another call pays only
-    after the second. A record begins at ``data[at]``, whose LSN is `lsn`, after a page's header.
+    The first number ends where the next record may start, or where a page does. Another call pays
+    off only after the second. A record starts at ``data[at]``, whose LSN is `lsn`, after a page's
+    header.
     """
     first = PAGE_BYTES - lsn % PAGE_BYTES
     size = min(len(data) - at, RUN_BYTES_MAX, segment_bytes - lsn % segment_bytes)
@@ -70,19 +73,22 @@ def run_of(
         pages = _pages(data, at + first, at + size, lsn + first, magics)
         size = min(size, first + len(pages) * PAGE_BYTES)  # up to the first unusual page
     words = _content(data, at, size, min(first, size))
-    places = _chase(words, len(words) - _WORDS_BEHIND)
-    kept = _fitting(pages, first // 8, places, words)
+    places = _record_starts(words, len(words) - _WORDS_BEHIND)
+    kept = _consistent_with_pages(pages, first // 8, places, words)
     if not kept:
         return 0, size
-    right = _right(words, np.array(places[: kept + 1], np.int64))
-    return _raw(places[right] * 8, first), size
+    right = _count_correct(words, np.array(places[: kept + 1], np.int64))
+    return _log_bytes(places[right] * 8, first), size
 
 
 def _pages(
     data: bytes, at: int, stop: int, lsn: int, magics: Collection[int]
 ) -> list[tuple[int, int]]:
-    """Return (info, bytes that go on) of the pages that begin at `at` and later, up to the first
-    that is not whole, is another page's, or reports an unfinished record."""
+    """Return (info, number of continuing bytes) of the pages from `at` on.
+
+    Stop at the first page that is incomplete, has another page's header, or reports an unfinished
+    record.
+    """
     unpack, pages = _PAGE.unpack_from, list[tuple[int, int]]()
     for place in range(at, stop - _HEADER_BYTES + 1, PAGE_BYTES):
         magic, info, _, own_lsn, to_come = unpack(data, place)
@@ -94,8 +100,11 @@ def _pages(
 
 
 def _content(data: bytes, at: int, size: int, first: int) -> Words:
-    """Return the content of the pages of ``data[at : at + size]`` as words, with room after it. The
-    first page has `first` bytes and no header; the headers of the others are left out."""
+    """Return the contents of the pages of ``data[at : at + size]`` as words, with spare room at the
+    end.
+
+    The first page has `first` bytes and no header; the headers of the others are left out.
+    """
     full, tail = divmod(size - first, PAGE_BYTES)
     tail = max(0, tail - _HEADER_BYTES) & -8
     first &= -8
@@ -113,13 +122,13 @@ def _content(data: bytes, at: int, size: int, first: int) -> Words:
     return words
 
 
-def _chase(words: Words, count: int) -> list[int]:
-    """Return where the records begin that are whole in the first `count` words, and where the next
-    would."""
+def _record_starts(words: Words, count: int) -> list[int]:
+    """Return where the records start that are complete in the first `count` words, and where the
+    next would start."""
     lengths: Any = words.view("<u4")[::2].data
     at, last, places = 0, count - _HEADER_BYTES // 8, list[int]()
     add = places.append
-    # This loop is all the Python work per record: wrong lengths are searched for afterwards.
+    # This loop is all the Python work per record; wrong lengths are searched for afterwards.
     for _ in range(count // 3):
         if at > last:
             break
@@ -132,9 +141,13 @@ def _chase(words: Words, count: int) -> list[int]:
     return places if at <= count else places[:-1]
 
 
-def _fitting(pages: list[tuple[int, int]], begin: int, places: list[int], words: Words) -> int:
-    """Return how many of the records end before a page whose header contradicts them. `begin` is
-    the first page's offset, in words."""
+def _consistent_with_pages(
+    pages: list[tuple[int, int]], begin: int, places: list[int], words: Words
+) -> int:
+    """Return how many of the records end before a page whose header contradicts them.
+
+    `begin` is the first page's offset, in words.
+    """
     behind = places[-1]
     for info, to_come in pages:
         if begin >= behind:
@@ -148,15 +161,18 @@ def _fitting(pages: list[tuple[int, int]], begin: int, places: list[int], words:
     return len(places) - 1
 
 
-def _right(words: Words, places: Places) -> int:
-    """Return how many of these records are right and ordinary: all, or those before the first that
-    is not ordinary; 0 where one is wrong. The last place is after them. `words` are changed."""
+def _count_correct(words: Words, places: Places) -> int:
+    """Return how many of these records are correct and ordinary.
+
+    That is all of them, those before the first that is not ordinary, or 0 if one is wrong. The last
+    place is after the records. `words` are changed.
+    """
     starts, ends = places[:-1], places[1:]
     heads = words.take(starts + _WORDS)
     switches = heads[2] & _KIND_MASK == _SWITCH
     count = int(switches.argmax()) if switches.any() else len(starts)
     if count < len(starts):
-        return _right(words, places[: count + 1]) if count else 0
+        return _count_correct(words, places[: count + 1]) if count else 0
     lengths = heads[0] & _LOW
     over = lengths & np.uint64(7)
     heads[2] ^= _HIGH
@@ -165,26 +181,30 @@ def _right(words: Words, places: Places) -> int:
     stop = int(ends[-1]) + _WORDS_BEHIND
     words[stop - _WORDS_BEHIND : stop] = 0
     words[starts + 3] ^= _LOW
-    # A header of three words moves to a place that need not be a word's begin: it spans four.
+    # A header of three words moves to a place that need not be the start of a word, so it spans
+    # four.
     shift = over * np.uint64(8)
     low, high = heads << shift, (heads >> _ONE) >> (np.uint64(63) - shift)
     low[1:] ^= high[:2]
     begins = starts + (lengths >> np.uint64(3)).view(np.int64)
-    # XOR by index needs distinct indexes: they are, since a record has three words at least.
+    # XOR by index requires distinct indexes. They are distinct, because a record has at least three
+    # words.
     words[begins + _WORDS] ^= low
     words[begins + 3] ^= high[2]
-    # Extending a CRC of all ones begins at a register of zeros; all ones come out for remainder 0.
-    # One wrong record is found as surely as by its own CRC. The errors of several could make up for
-    # each other by a chance of 2^-32; any three wrong bits are found in less than 2^31 bits.
+    # Extending a CRC of all ones starts with a register of zeros; remainder 0 produces all ones.
+    # One wrong record is found as reliably as by its own CRC. The errors of several could cancel
+    # out with a chance of 2^-32; any three wrong bits are found in less than 2^31 bits.
     messages = words[:stop]
     messages.setflags(write=False)  # the checksum takes only read-only buffers
     remainder = google_crc32c.extend(0xFFFF_FFFF, messages)
     return count if remainder == 0xFFFF_FFFF else 0
 
 
-def _raw(content: int, first: int) -> int:
-    """Return how many bytes of log hold so many of content; where a page ends, without the next
-    header."""
+def _log_bytes(content: int, first: int) -> int:
+    """Return how many bytes of log contain this many bytes of contents.
+
+    If they end with a page, the next page's header is not included.
+    """
     if content <= first:
         return content
     pages, within = divmod(content - first - 1, _CONTENT_BYTES)

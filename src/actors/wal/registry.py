@@ -1,12 +1,12 @@
 """The connections of one timeline: receivers of log by slot, and the feedback for their proposers.
 
-Every receiver has a slot: the lowest that is free. It is *voting* until its proposer announces that
-it is elected, then *streaming*. The timeline's own recovery from a peer has a slot, too, but does
-not count as streaming. Each receiver also has a *feed*: through it its proposer gets the positions
-of the log's consumers.
+Every receiver has a slot, the lowest that is free. It is *voting* until its proposer announces that
+it is elected, then *streaming*. The timeline's own recovery from a peer also has a slot, but does
+not count as streaming. Each receiver also has a *feed*, through which its proposer gets the
+positions of the log's consumers.
 
 Invariants: as many slots are taken as guards are open; ``streaming <= count``; a slot's number is
-less than the greatest number of receivers there ever were at a time.
+less than the greatest number of receivers there ever were at the same time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ FEEDBACK_MAX: Final = 8
 
 
 class ValueWatch(Generic[T]):
-    """Holds one value, with one writer and any number of waiting tasks, all in one loop. The tasks
-    see the newest value, and may miss those in between."""
+    """Holds one value, with one writer and any number of waiting tasks, all on one event loop.
+
+    The tasks see the newest value, and may miss values in between.
+    """
 
     def __init__(self, value: T) -> None:
         self._value = value
         self._waiting: list[asyncio.Future[None]] = []
+        """Futures of the waiting tasks."""
 
     @property
     def value(self) -> T:
@@ -40,7 +43,7 @@ class ValueWatch(Generic[T]):
         return self._value
 
     def set(self, value: T) -> None:
-        """Set the value, and wake all waiting tasks unless it is the same."""
+        """Set the value, and wake up all waiting tasks unless it is the same."""
         if value == self._value:
             return
         self._value = value
@@ -57,7 +60,7 @@ class ValueWatch(Generic[T]):
             try:
                 await future
             finally:
-                # Cancelled before `set` took the future out of the list.
+                # The task was cancelled before `set` took the future out of the list.
                 if not future.done() or future.cancelled():
                     self._waiting = [each for each in self._waiting if each is not future]
         return self._value
@@ -80,18 +83,19 @@ class ReceiverState(msgspec.Struct, frozen=True):
 
 
 class SlotGuard:
-    """A taken slot; a context manager that gives it back."""
+    """A taken slot. A context manager that releases it."""
 
     def __init__(self, registry: ReceiverRegistry, slot: int) -> None:
         self._registry = registry
         self.slot = slot
+        """The slot; -1 once it has been released."""
 
     def streaming(self) -> None:
         """Mark the slot's proposer as elected."""
         self._registry.moved(self.slot)
 
     def release(self) -> None:
-        """Release the slot. Twice is harmless."""
+        """Release the slot. Idempotent."""
         if self.slot >= 0:
             self._registry.release_slot(self.slot)
             self.slot = -1
@@ -113,6 +117,7 @@ class ReceiverRegistry:
 
     def __init__(self) -> None:
         self._slots: list[ReceiverState | None] = []
+        """State of each slot; None if it is free."""
         self.counts: ValueWatch[int] = ValueWatch(0)
         """Number of receivers, to wait for."""
 
@@ -149,7 +154,7 @@ class ReceiverRegistry:
 
     @property
     def streaming(self) -> int:
-        """Return the number of proposers that have announced their election; a recovery is none."""
+        """Return the number of proposers that have announced their election, without recoveries."""
         return sum(
             # A recovery from a peer has no connection.
             state.stage is ReceiverStage.STREAMING and state.connection is not None
@@ -158,22 +163,25 @@ class ReceiverRegistry:
 
 
 class ReceiverFeed:
-    """Feedback that waits for one receiver's proposer. `wake` is called when the feed was empty."""
+    """Feedback that waits for one receiver's proposer. `wake` is called when an empty feed gets
+    feedback."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._wake = wake
         self._waiting: deque[PageserverFeedback] = deque(maxlen=FEEDBACK_MAX)
+        """Feedback that the writer has not taken yet, oldest first."""
 
     def offer(self, feedback: PageserverFeedback) -> None:
         """Add feedback without waiting."""
         first = not self._waiting
-        # Drops the oldest of `FEEDBACK_MAX`: each feedback says all that those before it said.
+        # This may drop the oldest of `FEEDBACK_MAX`: each feedback includes what the earlier ones
+        # said.
         self._waiting.append(feedback)
         if first:
             self._wake()
 
     def take(self) -> list[PageserverFeedback]:
-        """Remove and return all feedback, the oldest first."""
+        """Remove and return all feedback, oldest first."""
         found = list(self._waiting)
         self._waiting.clear()
         return found
@@ -184,6 +192,7 @@ class TimelineFeeds:
 
     def __init__(self) -> None:
         self._feeds: list[ReceiverFeed] = []
+        """The open feeds."""
 
     def open(self, wake: Callable[[], object]) -> ReceiverFeed:
         """Open a feed."""
@@ -192,7 +201,7 @@ class TimelineFeeds:
         return feed
 
     def close(self, feed: ReceiverFeed) -> None:
-        """Close a feed. Twice is harmless."""
+        """Close a feed. Idempotent."""
         self._feeds = [each for each in self._feeds if each is not feed]
 
     def broadcast(self, feedback: PageserverFeedback) -> None:

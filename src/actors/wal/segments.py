@@ -1,8 +1,8 @@
-"""The segments of one log as files of one folder: named, created, filled, read, removed.
+"""The segments of one log as files in one folder: named, created, filled, read, removed.
 
-The newest has a name that ends with ``.partial`` until it is full; then it is flushed and renamed.
-A name proves nothing about the content: a crash may keep a full segment ``.partial``. Calls raise
-`OSError`, which `storage` handles.
+The name of the newest segment ends with ``.partial`` until it is full; then it is flushed and
+renamed. A name proves nothing about the contents: after a crash a full segment may still be
+``.partial``. Calls raise `OSError`, which `storage` handles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from actors.wal.lsn import PAGE_BYTES, PARTIAL, SEGMENT_BYTES, parse_segment_nam
 from actors.wal.records import CONTINUED, LONG, LONG_HEADER_BYTES, SHORT_HEADER_BYTES
 
 NEW_NAME: Final = "waltmp"
-"""Name of a segment that does not have its length yet."""
+"""Name of a segment that does not have its full length yet."""
 PG_TIMELINE: Final = 1
 
 _HEADER: Final = Struct("<HHIQI4x")
@@ -35,23 +35,25 @@ class LogSegment(msgspec.Struct, frozen=True):
     begin_lsn: int
     end_lsn: int
     whole: bool
-    """True if it is full, by the file's name."""
+    """True if it is full, according to the file's name."""
     path: Path
 
 
 def first_headers(
     start_lsn: int, magic: int, system_id: int, segment_bytes: int = SEGMENT_BYTES
 ) -> list[tuple[int, bytes]]:
-    """Return (offset in the segment, bytes) of the page headers that a log which begins at
-    `start_lsn` needs in its first segment: that of its first page, and that of the page of
-    `start_lsn`."""
+    """Return the page headers that a log starting at `start_lsn` needs in its first segment.
+
+    These are the headers of the segment's first page and of the page of `start_lsn`, as (offset in
+    the segment, bytes).
+    """
     begin = start_lsn - start_lsn % segment_bytes
     page = start_lsn - start_lsn % PAGE_BYTES
     made = []
     for address in sorted({begin, page}):
         first = address == begin
         length = LONG_HEADER_BYTES if first else SHORT_HEADER_BYTES
-        # This page pretends that a record ends at `start_lsn`, so that readers of the file begin
+        # This page pretends that a record ends at `start_lsn`, so that readers of the file start
         # there.
         to_come = max(0, start_lsn - page - length) if address == page else 0
         info = (LONG if first else 0) | (CONTINUED if to_come else 0)
@@ -70,38 +72,40 @@ class SegmentFiles:
         self.segment_bytes = segment_bytes
         self._files = files
         self._making = threading.Lock()
+        """Held while a segment is created or prepared."""
         self._spare: OpenFile | None = None
-        """A prepared segment, whole and on disk, under `NEW_NAME`."""
+        """A prepared segment, complete and on disk, under `NEW_NAME`."""
         self._closed = False
+        """True once closed; no segment is prepared after that."""
 
     def all(self) -> list[LogSegment]:
-        """Return the segments, by number ascending."""
+        """Return the segments, ascending by number."""
         found = {}
         for name in self._files.names(self.folder):
             with contextlib.suppress(InvalidUsage):
                 number, whole = parse_segment_name(name, self.segment_bytes)
                 if name != segment_name(number, self.segment_bytes) + ("" if whole else PARTIAL):
-                    continue  # of another timeline of PostgreSQL's
+                    continue  # of another of PostgreSQL's timelines
                 begin = number * self.segment_bytes
                 end = begin + self.segment_bytes
                 found[name] = LogSegment(number, begin, end, whole, self.folder / name)
         return sorted(found.values(), key=lambda each: (each.number, each.whole))
 
     def path(self, number: int, *, whole: bool) -> Path:
-        """Return the path of a segment while it is full, or not."""
+        """Return the path of a segment, depending on whether it is full."""
         name = segment_name(number, self.segment_bytes)
         return self.folder / (name if whole else name + PARTIAL)
 
     def open(self, number: int) -> tuple[OpenFile, bool]:
-        """Return (file, whole by its name). Raises `FileNotFoundError`."""
-        # The file may be renamed meanwhile: partial, whole, and partial again when it is cut off.
+        """Return (file, whether it is full according to its name). Raise `FileNotFoundError`."""
+        # The file may be renamed meanwhile: partial, full, and partial again when it is truncated.
         for whole in (False, True):
             with contextlib.suppress(FileNotFoundError):
                 return self._files.open(self.path(number, whole=whole)), whole
         return self._files.open(self.path(number, whole=False)), False
 
     def create(self, number: int) -> OpenFile:
-        """Create an empty segment of its whole length; durable when this returns."""
+        """Create an empty segment of full length. It is durable when this returns."""
         with self._making:
             file, self._spare = self._spare or self._made(), None
             try:
@@ -115,8 +119,8 @@ class SegmentFiles:
     def _made(self) -> OpenFile:
         file = self._files.create(self.folder / NEW_NAME)
         try:
-            # Zeros first, the name later: a segment with a name has its whole length, writes never
-            # change it, and `sync_data` is enough for them.
+            # Write the zeros first and rename later: a named segment has its full length, which
+            # writes never change, so `sync_data` is enough for them.
             file.set_length(self.segment_bytes)
             file.sync()
         except BaseException:
@@ -126,18 +130,21 @@ class SegmentFiles:
 
     @property
     def prepared(self) -> bool:
-        """Return whether `create` finds a prepared segment."""
+        """Return whether a prepared segment is available for `create`."""
         return self._spare is not None
 
     def prepare(self) -> None:
-        """Prepare the segment that the next `create` returns, unless there is one: its zeros take a
-        while. May run beside anything else."""
+        """Prepare the segment that the next `create` returns, unless there is one. Writing its
+        zeros takes a while.
+
+        May run concurrently with anything else.
+        """
         with self._making:
             if self._spare is None and not self._closed:
                 self._spare = self._made()
 
     def close(self) -> None:
-        """Close the prepared segment; no other is prepared afterwards."""
+        """Close the prepared segment. No other is prepared afterwards."""
         with self._making:
             self._closed = True
             if self._spare is not None:
@@ -146,16 +153,16 @@ class SegmentFiles:
 
     def finish(self, number: int) -> None:
         """Give a segment that is full and flushed its final name."""
-        # Not synced: the content of a segment counts, not its name.
+        # Not synced: the contents of a segment count, not its name.
         self._files.rename(self.path(number, whole=False), self.path(number, whole=True))
 
     def cut_off(self, number: int, offset: int) -> None:
-        """Replace all from `offset` on by zeros, durably, and name the segment as one that is not
+        """Replace everything from `offset` on with zeros, durably, and name the segment as not
         full."""
         file, whole = self.open(number)
         try:
-            # First shorter, then longer: the file never has other bytes after `offset` than before
-            # the cut.
+            # Shorten the file first and extend it again, so that after `offset` it never has other
+            # bytes than before the cut.
             file.set_length(offset)
             file.set_length(self.segment_bytes)
             file.sync()
@@ -166,7 +173,7 @@ class SegmentFiles:
             self._files.sync_folder(self.folder)
 
     def remove(self, segment: LogSegment) -> None:
-        """Remove a segment; durable after `sync_names`."""
+        """Remove a segment. This is durable after `sync_names`."""
         self._files.remove(segment.path)
 
     def sync_names(self) -> None:

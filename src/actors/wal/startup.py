@@ -1,13 +1,13 @@
 """The acceptor's side of PostgreSQL's protocol, version 3, as bytes: no socket, no clock.
 
-A connection begins with packets without a type: requests for encryption, then one startup packet.
-From then on each message is a type byte, a length of 4 bytes that counts itself, and a body.
-`body_bytes` checks a length before any byte of the body is kept (`packet_bytes` for a packet's),
-`StartupHandshake` lets a peer in, and `parse_command` reads its commands. `send` and the codecs
-handle what is inside CopyData.
+A connection starts with packets without a type: requests for encryption, then one startup packet.
+From then on each message consists of a type byte, a length of 4 bytes that includes itself, and a
+body. `body_bytes` checks a length before any byte of the body is kept (`packet_bytes` that of a
+packet), `StartupHandshake` authenticates a peer, and `parse_command` parses its commands.
+`replication` and the codecs handle what is inside CopyData.
 
-Bytes that are no message raise `MalformedFrame`, a peer that is not let in `AuthenticationFailed`,
-an unknown command `WalRefused`.
+Bytes that are not a valid message raise `MalformedFrame`, a peer that is not authenticated
+`AuthenticationFailed`, and an unknown command `WalRefused`.
 
 Source: PostgreSQL's documentation, "Message Formats" and "Streaming Replication Protocol"; the
 parameters that a proposer sends are Neon's.
@@ -56,7 +56,8 @@ QUERY_BYTES_MAX: Final = 8_192
 PASSWORD_BYTES_MAX: Final = 16_384
 """Room for a long token."""
 COPY_BYTES_MAX: Final = WAL_BYTES_MAX + 64 * 1024
-"""Most bytes in one CopyData: a piece of log, or a greeting or history of some thousand entries."""
+"""Maximum size of one CopyData: a piece of log, or a greeting or history of some thousand
+entries."""
 
 
 _LIMITS: Final = {
@@ -74,22 +75,27 @@ _HEX: Final = frozenset("0123456789abcdef")
 
 
 def body_bytes(header: bytes, bytes_max: int = COPY_BYTES_MAX) -> tuple[bytes, int]:
-    """Return (type, bytes that follow) of a message's first 5 bytes. Raises `MalformedFrame` for a
-    type that has no place here, `FrameTooLarge`, also above `bytes_max`."""
+    """Return (type, number of bytes that follow) for the first 5 bytes of a message.
+
+    Raise `MalformedFrame` for a type that is not allowed here, and `FrameTooLarge`, also if it is
+    above `bytes_max`.
+    """
     kind = header[:1]
     (length,) = _U32.unpack_from(header, 1)
     limit = _LIMITS.get(kind)
     if limit is None:
         raise MalformedFrame(
-            f"a message of type {kind!r}: only simple queries, a password and CopyData are "
-            "understood here"
+            f"unsupported message type {kind!r}: only simple queries, a password and CopyData are "
+            "accepted here"
         )
     if length < 4:
-        raise MalformedFrame(f"a message of type {kind!r} announces {length} bytes: at least 4")
+        raise MalformedFrame(
+            f"invalid length {length} of a message of type {kind!r}: must be at least 4"
+        )
     limit = min(limit, bytes_max)
     if length - 4 > limit:
         raise FrameTooLarge(
-            f"a message of type {kind!r} announces {length - 4} bytes (limit {limit})"
+            f"message of type {kind!r} too large: {length - 4} bytes (limit {limit})"
         )
     return kind, int(length) - 4
 
@@ -98,7 +104,7 @@ def body_bytes(header: bytes, bytes_max: int = COPY_BYTES_MAX) -> tuple[bytes, i
 
 
 class ConnectionTarget(msgspec.Struct, frozen=True):
-    """The tenant and timeline of a connection; empty where the peer did not name them."""
+    """The tenant and timeline of a connection; "" if the peer did not name them."""
 
     tenant: str = ""
     timeline: str = ""
@@ -113,8 +119,8 @@ _KEYS: Final = {
 
 
 def parse_target(options: str) -> ConnectionTarget:
-    """Parse tenant and timeline out of `options`; unknown keys are ignored. Raises `WalRefused` for
-    a malformed id."""
+    """Parse tenant and timeline from `options`. Unknown keys are ignored. Raise `WalRefused` for a
+    malformed id."""
     found: dict[str, str] = {}
     for word in split_options(options):
         key, sign, value = word.partition("=")
@@ -124,14 +130,14 @@ def parse_target(options: str) -> ConnectionTarget:
 
 
 def checked_id(name: str, value: str) -> str:
-    """Return the id if it is one: it names a folder. Raises `PeerRejected`."""
+    """Return the id if it is valid, because it names a folder. Raise `PeerRejected`."""
     if len(value) != 32 or not _HEX.issuperset(value):
-        raise PeerRejected(f"the {name} id {value[:64]!r} is none: give 32 hexadecimal digits")
+        raise PeerRejected(f"invalid {name} id {value[:64]!r}: expected 32 hexadecimal digits")
     return value
 
 
 class StartupAnswer(msgspec.Struct, frozen=True):
-    """The reply to a packet or password: send `data`, then begin TLS, end, or go on."""
+    """The reply to a packet or password: send `data`, then start TLS, end, or continue."""
 
     data: bytes = b""
     begin_tls: bool = False
@@ -139,18 +145,18 @@ class StartupAnswer(msgspec.Struct, frozen=True):
 
 
 class TenantGrant(msgspec.Struct, frozen=True):
-    """The tenants that a password allows: one, or, if empty, all."""
+    """The tenants that a password allows: one, or all if empty."""
 
     tenant: str = ""
 
 
 class StartupHandshake:
-    """Authenticates a peer, from its first packet until it is let in (`target` is set then).
+    """Authenticates a peer, from its first packet until `target` is set.
 
-    `has_tls`: TLS is offered and required. `knows` returns whether a password is one of our tokens,
-    `check` what a signed token allows (it raises `AuthenticationFailed`); without both no password
-    is asked for. Pass each packet to `packet`, then the password to `password` if `asks_password`.
-    A tenant's token makes that tenant the target's.
+    With `has_tls`, TLS is offered and required. `knows` returns whether a password is one of our
+    tokens; `check` returns what a signed token allows (it raises `AuthenticationFailed`). Without
+    both, no password is requested. Pass each packet to `packet`, then the password to `password` if
+    `asks_password`. A tenant's token makes that tenant the target's.
     """
 
     def __init__(
@@ -164,26 +170,33 @@ class StartupHandshake:
         self._knows = knows
         self._check = check
         self._encrypted = False
-        self._asked: set[bool] = set()
-        self._waiting: ConnectionTarget | None = None
+        """True once TLS has been accepted."""
+        self._requested: set[bool] = set()
+        """Requests for encryption so far: True for GSS, False for TLS."""
+        self._awaiting_password: ConnectionTarget | None = None
+        """Target of a peer whose password is awaited."""
         self.target: ConnectionTarget | None = None
+        """Target of the peer, once it is authenticated."""
 
     @property
     def asks_password(self) -> bool:
         """Return whether a password must come next."""
-        return self._waiting is not None
+        return self._awaiting_password is not None
 
     def packet(self, body: bytes) -> StartupAnswer:
-        """Handle a packet without its length. Raises `MalformedFrame`, `AuthenticationFailed`,
-        `WalRefused`; then the caller sends an `error_response`, and the connection ends."""
+        """Handle a packet without its length.
+
+        Raise `MalformedFrame`, `AuthenticationFailed` or `WalRefused`; then the caller sends an
+        `error_response`, and the connection ends.
+        """
         match parse_packet(body):
             case CancelRequest():
                 return StartupAnswer(ends=True)
             case EncryptionRequest(gss):
-                # Each request at most once, so that a handshake has an end.
-                if gss in self._asked or self._encrypted:
-                    raise MalformedFrame("encryption was asked for twice")
-                self._asked.add(gss)
+                # Accept each request at most once, so that a handshake ends.
+                if gss in self._requested or self._encrypted:
+                    raise MalformedFrame("encryption was requested twice")
+                self._requested.add(gss)
                 # GSS encryption is never offered.
                 if gss or not self._has_tls:
                     return StartupAnswer(ENCRYPTION_DECLINED)
@@ -195,24 +208,25 @@ class StartupHandshake:
     def _started(self, parameters: Mapping[str, str]) -> StartupAnswer:
         if self._has_tls and not self._encrypted:
             raise AuthenticationFailed(
-                "this port needs TLS: connect with sslmode=require or better"
+                "this port requires TLS: connect with sslmode=require or better"
             )
         target = parse_target(parameters.get("options", ""))
         if self._knows is None and self._check is None:
             self.target = target
             return StartupAnswer(_LET_IN)
-        self._waiting = target
+        self._awaiting_password = target
         return StartupAnswer(CLEARTEXT_PASSWORD_REQUEST)
 
     def password(self, body: bytes) -> StartupAnswer:
-        """Handle a password message's body. Raises `AuthenticationFailed`, `MalformedFrame`."""
-        if self._waiting is None:
-            raise MalformedFrame("a password that nobody asked for")
+        """Handle the body of a password message. Raise `AuthenticationFailed` or
+        `MalformedFrame`."""
+        if self._awaiting_password is None:
+            raise MalformedFrame("got a password that was not requested")
         tenant = self._granted(parse_text(body).encode()).tenant
-        target, self._waiting = self._waiting, None
-        # A tenant's token opens that tenant alone, also where the connection names none.
+        target, self._awaiting_password = self._awaiting_password, None
+        # A tenant's token is valid only for that tenant, even if the connection names none.
         if tenant and target.tenant not in ("", tenant):
-            raise AuthenticationFailed(f"the token is of tenant {tenant}, not of {target.tenant}")
+            raise AuthenticationFailed(f"the token is for tenant {tenant}, not for {target.tenant}")
         self.target = ConnectionTarget(tenant, target.timeline) if tenant else target
         return StartupAnswer(_LET_IN)
 
@@ -221,7 +235,7 @@ class StartupHandshake:
             return TenantGrant()
         if self._check is not None:
             return self._check(password)
-        raise AuthenticationFailed("the password is none of this acceptor's tokens")
+        raise AuthenticationFailed("invalid password: it is not one of this acceptor's tokens")
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -236,23 +250,27 @@ class TimelineStatus(msgspec.Struct, frozen=True):
 
 
 class AskPeerStatus(msgspec.Struct, frozen=True):
-    """Asks for all positions that acceptors tell one another (ours: Neon's have a broker)."""
+    """Asks for all positions that acceptors exchange (our own command: Neon uses a broker)."""
 
 
 class AskReceivers(msgspec.Struct, frozen=True):
-    """Asks which proposers are connected (ours: Neon's acceptors answer that over HTTP)."""
+    """Asks which proposers are connected (our own command: Neon's acceptors answer this over
+    HTTP)."""
 
 
 class StartWalPush(msgspec.Struct, frozen=True):
-    """Begins the stream of a proposer."""
+    """Starts the stream of a proposer."""
 
     version: int = 2
     allow_creation: bool = True
 
 
 class StartReplication(msgspec.Struct, frozen=True):
-    """Begins to read the log from `start_lsn` on: what is committed, or, with a `term`, all that is
-    flushed for as long as the acceptor is in that term."""
+    """Starts to read the log from `start_lsn` on.
+
+    Without a `term`, what is committed is read; with one, everything that is flushed, for as long
+    as the acceptor is in that term.
+    """
 
     start_lsn: int
     term: int | None = None
@@ -289,7 +307,7 @@ _COMMANDS: Final = (
 
 
 def parse_command(query: str) -> Command:
-    """Parse a simple query. Raises `WalRefused` for an unknown command."""
+    """Parse a simple query. Raise `WalRefused` for an unknown command."""
     text = query.strip().rstrip(";").strip()
     word = text.upper()
     if word == "IDENTIFY_SYSTEM":
@@ -312,7 +330,7 @@ def parse_command(query: str) -> Command:
                 raise WalRefused(str(error)) from None
     if (found := _SHOW.fullmatch(text)) is not None:
         return ShowParameter(found.group(1).lower())
-    raise WalRefused(f"{text[:100]!r} is no command of this port; it knows {_COMMANDS}")
+    raise WalRefused(f"unknown command {text[:100]!r}: expected one of {_COMMANDS}")
 
 
 def _parse_push(options: str) -> StartWalPush:
@@ -320,15 +338,21 @@ def _parse_push(options: str) -> StartWalPush:
     for part in options.split(",") if options.strip() else ():
         found = _OPTION.fullmatch(part)
         if found is None:
-            raise WalRefused(f"START_WAL_PUSH: {part[:60]!r} is no option: write name 'value'")
-        # Options that are not known are ignored.
+            raise WalRefused(
+                f"invalid option of START_WAL_PUSH {part[:60]!r}: expected name 'value'"
+            )
+        # Unknown options are ignored.
         given[found.group(1)] = found.group(2)
     version = given.get("proto_version", "2")
     if version not in ("2", "3"):
-        raise WalRefused(f"START_WAL_PUSH: proto_version {version[:20]!r}: only 2 and 3 are known")
+        raise WalRefused(
+            f"unsupported proto_version {version[:20]!r} of START_WAL_PUSH: expected 2 or 3"
+        )
     creation = given.get("allow_timeline_creation", "true")
     if creation not in ("true", "false"):
-        raise WalRefused(f"allow_timeline_creation {creation[:20]!r}: give 'true' or 'false'")
+        raise WalRefused(
+            f"invalid allow_timeline_creation {creation[:20]!r}: expected 'true' or 'false'"
+        )
     return StartWalPush(int(version), creation == "true")
 
 
@@ -338,7 +362,7 @@ def _parse_push(options: str) -> StartWalPush:
 COPY_BOTH: Final = encode_message(b"W", bytes(3))
 """Both sides send CopyData from here on; text format, no columns."""
 READY: Final = encode_ready(b"I")
-"""ReadyForQuery: the next query may come."""
+"""ReadyForQuery: the next query may be sent."""
 
 _LET_IN: Final = (
     AUTHENTICATION_OK
@@ -347,7 +371,7 @@ _LET_IN: Final = (
     + encode_parameter_status("server_version", "14.1")
     + READY
 )
-"""Lets a peer in. Proposers ignore the parameters; PostgreSQL's own receivers need the last two."""
+"""Accepts a peer. Proposers ignore the parameters; PostgreSQL's own receivers need the last two."""
 
 INTERNAL_ERROR: Final = "XX000"
 NO_PASSWORD: Final = "28P01"
@@ -356,18 +380,18 @@ COPY_FAILED: Final = "00000"
 REJECTED: Final = "08004"
 """SQLSTATE with which PostgreSQL refuses a connection."""
 TOO_MANY: Final = "53300"
-"""SQLSTATE with which PostgreSQL reports that all places of clients are taken."""
+"""SQLSTATE with which PostgreSQL reports that there are too many clients."""
 REMOVED: Final = "58P01"
-"""SQLSTATE with which PostgreSQL reports that a segment was removed already."""
+"""SQLSTATE with which PostgreSQL reports that a segment was already removed."""
 
 
 def error_response(text: str, code: str = INTERNAL_ERROR) -> bytes:
-    """Return an ErrorResponse: why the connection ends, or the query failed."""
+    """Return an ErrorResponse that says why the connection ends, or why the query failed."""
     return encode_error(ErrorReport(code, text))
 
 
 def rows(columns: Mapping[str, type], found: list[tuple[str | int | None, ...]]) -> bytes:
-    """Return a whole answer to a query, with its ReadyForQuery. Columns are `str` or `int`."""
+    """Return a complete answer to a query, including ReadyForQuery. Columns are `str` or `int`."""
     fields = [
         FieldDescription(name, sized(INT4 if kind is int else TEXT))
         for name, kind in columns.items()

@@ -1,9 +1,9 @@
-"""One socket of PostgreSQL's protocol on the acceptor's side: messages in, bytes out, TLS between.
+"""One socket of PostgreSQL's protocol on the acceptor's side: messages in, bytes out, with TLS.
 
 While `BUFFER_BYTES_MAX` wait to be taken the socket is not read (backpressure). Until `widen` is
-called, the limit of the buffer and of a message is ``unproven_bytes_max``. A peer that sends
-nothing for ``wal_idle_timeout_ms`` while a task waits for it, or takes nothing for
-``write_timeout_ms``, is disconnected. One task receives, one sends.
+called, the limit of the buffer and of a message is ``unproven_bytes_max``. A peer is disconnected
+if it sends nothing for ``wal_idle_timeout_ms`` while a task waits for it, or accepts nothing for
+``write_timeout_ms``. One task receives, one sends.
 """
 
 from __future__ import annotations
@@ -30,20 +30,30 @@ class PgStream(asyncio.Protocol):
         self._idle_s = settings.wal_idle_timeout_ms / 1000
         self._write_s = settings.write_timeout_ms / 1000
         self._buffer = bytearray()
+        """Received bytes that have not been taken yet."""
         self._buffer_max = self._message_max = settings.unproven_bytes_max
+        """Limits of the buffer and of a message; `widen` raises them."""
         self._transport: Any = None
+        """The transport, once connected; TLS replaces it."""
         self._wanted: asyncio.Future[None] | None = None
         """Future of the task that waits for bytes."""
         self._waits_since_s: float | None = None
+        """Time since which a task has been waiting for bytes."""
         self._watch: asyncio.TimerHandle | None = None
         """Checks now and then how long a task has waited; a timer for each wait would cost more."""
         self._is_idle = False
+        """True once a task has waited for too long."""
         self._room = asyncio.Event()
+        """Set while the transport has room for more bytes."""
         self._room.set()
         self._gone = asyncio.Event()
+        """Set once the transport is gone."""
         self._eof = False
+        """True once no more bytes can arrive."""
         self._held = False
+        """True while reading is paused because the buffer is full."""
         self.peer = "a peer"
+        """The peer's address, for logs and errors."""
 
     # -- called by the transport --
 
@@ -55,7 +65,7 @@ class PgStream(asyncio.Protocol):
             self.peer = f"{found[0]}:{found[1]}"
 
     def data_received(self, data: bytes) -> None:
-        """Buffer the bytes, and pause reading when the buffer is full."""
+        """Buffer the bytes, and pause reading if the buffer is full."""
         self._buffer += data
         if len(self._buffer) >= self._buffer_max and not self._held:
             self._held = True
@@ -63,14 +73,14 @@ class PgStream(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> bool:
-        """Note that the peer sends nothing more; return whether it may still read, which TLS does
+        """Record that the peer sends nothing more. Return whether it may still read, which TLS does
         not allow."""
         self._eof = True
         self._wake()
         return self._transport.get_extra_info("ssl_object") is None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wake all waiting tasks: the transport is gone."""
+        """Wake up all waiting tasks, because the transport is gone."""
         self._eof = True
         self._gone.set()
         if self._watch is not None:
@@ -79,28 +89,29 @@ class PgStream(asyncio.Protocol):
         self._room.set()
 
     def pause_writing(self) -> None:
-        """Make senders wait: the transport's buffer is full."""
+        """Make senders wait, because the transport's buffer is full."""
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """Let senders go on."""
+        """Let senders continue."""
         self._room.set()
 
     def widen(self) -> None:
-        """Take messages of any size that the protocol allows: the peer was let in."""
+        """Accept messages of any size that the protocol allows, because the peer was
+        authenticated."""
         self._buffer_max, self._message_max = BUFFER_BYTES_MAX, COPY_BYTES_MAX
 
     # -- receiving --
 
     async def _filled(self, count: int) -> bool:
-        """Wait for `count` bytes; return False at an end before the first. Raises
+        """Wait for `count` bytes. Return False if the stream ends before the first. Raise
         `ConnectionBroken`."""
         while len(self._buffer) < count:
             if self._eof:
                 if self._buffer:
-                    raise ConnectionBroken(f"{self.peer} went away inside a message")
+                    raise ConnectionBroken(f"{self.peer} disconnected in the middle of a message")
                 return False
-            # Paused when the buffer was full; now the next message is not whole yet.
+            # Reading was paused when the buffer was full, but the next message is not complete yet.
             if self._held:
                 self._held = False
                 self._transport.resume_reading()
@@ -112,7 +123,7 @@ class PgStream(asyncio.Protocol):
         return True
 
     async def _bytes(self) -> None:
-        """Wait until bytes come, or none will."""
+        """Wait until bytes arrive, or none will."""
         loop = asyncio.get_running_loop()
         self._wanted = loop.create_future()
         self._waits_since_s = loop.time()
@@ -140,8 +151,10 @@ class PgStream(asyncio.Protocol):
             self._wake()
 
     async def packet(self) -> bytes | None:
-        """Read a startup packet without its length; None at the end. Raises `ConnectionBroken`,
-        `MalformedFrame`, `FrameTooLarge`."""
+        """Read a startup packet without its length, or return None at the end.
+
+        Raise `ConnectionBroken`, `MalformedFrame` or `FrameTooLarge`.
+        """
         if not await self._filled(4):
             return None
         # The length is checked before any of the body is awaited.
@@ -152,19 +165,21 @@ class PgStream(asyncio.Protocol):
         return packet
 
     async def message(self) -> tuple[bytes, bytes] | None:
-        """Read the next message as (type, body); None at the end. Raises as `packet`."""
+        """Read the next message as (type, body), or return None at the end. Raise what `packet`
+        raises."""
         if len(self._buffer) < 5 and not await self._filled(5):
             return None
         kind, size = body_bytes(bytes(self._buffer[:5]), self._message_max)
         if len(self._buffer) < 5 + size:
             await self._filled(5 + size)
-        # One copy: slicing a bytearray would make another.
+        # Copy only once: slicing a bytearray would make another copy.
         body = bytes(memoryview(self._buffer)[5 : 5 + size])
         del self._buffer[: 5 + size]
         return kind, body
 
     async def next_copy(self) -> bytes | CopyEnd:
-        """See `actors.wal.receiver.ReceiverConnection`."""
+        """Return the body of the next CopyData, or how the peer ended; see
+        `ReceiverConnection.next_copy`."""
         found = await self.message()
         match found:
             case None:
@@ -178,12 +193,12 @@ class PgStream(asyncio.Protocol):
             case (b"X", _):
                 return CopyEnd.TERMINATE
             case (kind, _):
-                raise MalformedFrame(f"a message of type {kind!r} inside a copy")
+                raise MalformedFrame(f"unexpected message of type {kind!r} inside a copy")
 
     # -- sending --
 
     async def send(self, data: bytes) -> None:
-        """Send the data, waiting while the peer is slow. Raises `ConnectionBroken`."""
+        """Send the data, waiting while the peer is slow. Raise `ConnectionBroken`."""
         if self._gone.is_set() or self._transport.is_closing():
             raise ConnectionBroken(f"{self.peer} is gone")
         self._transport.write(data)
@@ -194,22 +209,22 @@ class PgStream(asyncio.Protocol):
                     await self._room.wait()
             except TimeoutError:
                 raise ConnectionBroken(
-                    f"{self.peer} took nothing for {self._write_s:.0f} s (write_timeout_ms)"
+                    f"{self.peer} accepted nothing for {self._write_s:.0f} s (write_timeout_ms)"
                 ) from None
             if self._gone.is_set():
                 raise ConnectionBroken(f"{self.peer} is gone")
 
     async def send_copy(self, data: bytes) -> None:
-        """See `actors.wal.receiver.ReceiverConnection`."""
+        """Send one CopyData, waiting while the peer is slow; see `ReceiverConnection.send_copy`."""
         await self.send(encode_copy_data(data))
 
     async def begin_tls(self, context: ssl.SSLContext) -> None:
-        """Encrypt all that follows. Raises `ConnectionBroken`, `MalformedFrame`."""
-        # A man in the middle could have injected these bytes before the encrypted ones.
+        """Encrypt everything that follows. Raise `ConnectionBroken` or `MalformedFrame`."""
+        # An attacker in the middle could have injected these bytes before the encrypted ones.
         if self._buffer:
-            raise MalformedFrame(f"{self.peer} sent bytes in the clear before TLS began")
+            raise MalformedFrame(f"{self.peer} sent unencrypted bytes before TLS started")
         try:
-            # The protocol stays: only its transport changes.
+            # This protocol object stays; only its transport changes.
             self._transport = await asyncio.get_running_loop().start_tls(
                 self._transport,
                 self,
@@ -217,13 +232,13 @@ class PgStream(asyncio.Protocol):
                 server_side=True,
                 ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )
-        except OSError as error:  # ssl.SSLError is one, too
+        except OSError as error:  # ssl.SSLError is an OSError too
             raise ConnectionBroken(f"{self.peer}: TLS: {error}") from None
 
     # -- ending --
 
     def abort(self) -> None:
-        """Close at once; bytes that were not sent yet are lost."""
+        """Close immediately. Bytes that have not been sent yet are lost."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -1,9 +1,9 @@
 """One timeline of this node: its acceptor, its disk, and its connections.
 
-All calls to the acceptor or its disk go through `run`: one at a time, off the loop, under a lock
-that is held until the disk has answered. After every call `ends` has the log's new positions.
+All calls to the acceptor or its disk go through `run`: one at a time, off the event loop, under a
+lock that is held until the disk has answered. After every call `ends` has the log's new positions.
 
-Readers of the log report their oldest transactions, which go into replies to proposers. A
+Readers of the log report their oldest transactions, which are included in replies to proposers. A
 consumer's feedback goes to every proposer (`feeds`). After an error of the disk the acceptor does
 nothing any more: every connection gets an error, and `timelines` opens the folder as another
 `WalTimeline`.
@@ -57,11 +57,14 @@ NO_FEEDBACK: Final = HotStandbyFeedback()
 
 
 class TimelineLog(WalStore, Protocol):
-    """The interface of a log that a timeline needs, besides the acceptor's."""
+    """The interface of a log that a timeline needs, in addition to the acceptor's."""
 
     def read(self, begin_lsn: int, size: int) -> bytes:
-        """Read the bytes [begin_lsn, begin_lsn + size) of what was written. Raises `InvalidUsage`
-        for bytes that were not written, `WalRemoved` for removed ones, `StorageError`."""
+        """Read the bytes [begin_lsn, begin_lsn + size) of what was written.
+
+        Raises `InvalidUsage` for bytes that were not written, `WalRemoved` for removed ones,
+        `StorageError`.
+        """
         ...
 
     @property
@@ -70,21 +73,23 @@ class TimelineLog(WalStore, Protocol):
         ...
 
     def prepare(self) -> None:
-        """Prepare the next segment beside other calls, so that no append waits for it. Raises
-        `StorageError`."""
+        """Prepare the next segment concurrently with other calls, so that no append waits for it.
+
+        Raises `StorageError`.
+        """
         ...
 
     def remove_before(self, lsn: int) -> object:
-        """Remove whole segments that end at `lsn` or before. Raises `StorageError`."""
+        """Remove full segments that end at or before `lsn`. Raises `StorageError`."""
         ...
 
     def close(self) -> None:
-        """Close the log; nothing is written to it afterwards."""
+        """Close the log. Nothing is written to it afterwards."""
         ...
 
 
 class LogEnds(msgspec.Struct, frozen=True):
-    """The positions of a log, at one moment."""
+    """The positions of a log at one moment."""
 
     term: int
     flush_lsn: int
@@ -92,14 +97,15 @@ class LogEnds(msgspec.Struct, frozen=True):
 
 
 class ProcessedMessages(msgspec.Struct, frozen=True):
-    """The result of several messages: replies to those before the first that failed."""
+    """The result of several messages: replies to those before the first that failed, and its
+    error."""
 
     replies: tuple[AcceptorMessage, ...]
     error: PenstockError | None = None
 
 
 class WalTimeline:
-    """Serialises all access to one timeline. Raises `CorruptData` as `AcceptorCore` does."""
+    """Serializes all access to one timeline. Raises `CorruptData` like `AcceptorCore`."""
 
     def __init__(
         self,
@@ -111,18 +117,26 @@ class WalTimeline:
         half_full: Callable[[], object] = lambda: None,
     ) -> None:
         self.acceptor = AcceptorCore(node_id, control, wal)
+        """Rules and state of the acceptor; call it only through `run`."""
         self._half_full = half_full
         self._archive = archive
         self._control = control
         self._wal = wal
         self._clock = clock
         self._lock = anyio.Lock(fast_acquire=True)
+        """Held by the task whose call runs; keeps waiting tasks in order."""
         self._serial = threading.Lock()
+        """Held by the thread of a call, even after its task was cancelled."""
         self.registry = ReceiverRegistry()
+        """Receivers that are connected."""
         self.feeds = TimelineFeeds()
+        """Feeds of consumers' positions to the proposers."""
         self._readers: dict[int, HotStandbyFeedback] = {}
+        """Oldest transactions that each reader reports, by connection."""
         self._hot_standby = NO_FEEDBACK
+        """The oldest of all readers, included in replies."""
         self.ends: ValueWatch[LogEnds] = ValueWatch(self._ends())
+        """Positions of the log after the last call, to wait for."""
 
     @property
     def tenant(self) -> str:
@@ -139,7 +153,7 @@ class WalTimeline:
         return LogEnds(acceptor.term, acceptor.flush_lsn, acceptor.commit_lsn)
 
     def positions(self) -> str:
-        """Return term and ends, for people."""
+        """Return the terms and positions as readable text."""
         ends = self._ends()
         return (
             f"term {ends.term}, last log term {self.acceptor.last_log_term}, "
@@ -152,24 +166,24 @@ class WalTimeline:
         return self._control.state
 
     async def close(self) -> None:
-        """Close the log, after the calls that wait already."""
+        """Close the log, after the calls that are already waiting."""
         await self.run(self._wal.close)
 
     def check_running(self) -> None:
-        """Raise `StorageError` when the disk has failed: the peer must connect again."""
+        """Raise `StorageError` if the disk has failed, so that the peer must connect again."""
         if self.acceptor.stopped is not None:
             raise StorageError(
-                f"timeline {self.name} is opened anew after an error of its disk: connect again"
+                f"timeline {self.name} is being reopened after a disk error: connect again"
                 f" ({self.acceptor.stopped})",
                 determinate=True,
             )
 
     async def backed_up(self, lsn: int) -> None:
-        """Record that all before `lsn` is archived, verified. Raises `StorageError`."""
+        """Record that everything before `lsn` is archived and verified. Raise `StorageError`."""
         await self.run(lambda: self.acceptor.record_backup(lsn))
 
     async def remove_old(self, keep_bytes: int | None = None) -> None:
-        """Remove whole segments below the `horizon`. Raises `StorageError`."""
+        """Remove full segments below the `horizon`. Raise `StorageError`."""
 
         def work() -> None:
             lsn = horizon(self._control.state, self.acceptor.flush_lsn, keep_bytes)
@@ -179,37 +193,40 @@ class WalTimeline:
         await self.run(work)
 
     async def prepare(self) -> None:
-        """Prepare the next segment if it is time (`half_full` was called then), beside appends.
-        Raises `StorageError`."""
+        """Prepare the next segment if it is time (`half_full` was called then), concurrently with
+        appends.
+
+        Raise `StorageError`.
+        """
         if self._wal.wants_segment:
             await self._clock.run_blocking(self._wal.prepare)
 
     async def run(self, function: Callable[[], R]) -> R:
-        """Run a function off the loop, alone."""
+        """Run a function off the event loop, one at a time."""
 
         def alone() -> R:
-            # The loop's lock keeps the order of waiting tasks, but is released when one is
-            # cancelled; its call goes on in the thread even then.
+            # The loop's lock keeps the order of waiting tasks, but is released when a task is
+            # cancelled; the call then still continues in its thread.
             with self._serial:
                 return function()
 
         try:
-            self._lock.acquire_nowait()  # mostly free, and awaiting it costs even then
+            self._lock.acquire_nowait()  # mostly free, and awaiting it has a cost even then
         except anyio.WouldBlock:
             await self._lock.acquire()
         try:
             return await self._clock.run_blocking(alone)
         finally:
             self._lock.release()
-            # Also after an error: part of the call may have happened.
+            # Do this after an error too, because part of the call may have happened.
             self.ends.set(self._ends())
             if self._wal.wants_segment:
                 self._half_full()
 
     async def process(self, messages: Sequence[Message]) -> ProcessedMessages:
-        """Pass messages to the acceptor in one call; stop at the first that it refuses.
+        """Pass messages to the acceptor in one call, stopping at the first that it refuses.
 
-        An exception that is no `PenstockError` is a fault of this program, and is raised.
+        An exception that is not a `PenstockError` is a bug of this program, and is raised.
         """
         measures: list[_Recorded] = []
 
@@ -223,13 +240,13 @@ class WalTimeline:
                     measures.append((WAL_MESSAGES, 1, ("failed",)))
                     return ProcessedMessages(tuple(replies), error)
                 self._note(message, began_ms, measures)
-                self._tell_election(message)
+                self._log_election(message)
                 if reply is not None:
-                    replies.append(self._filled(reply))
+                    replies.append(self._with_hot_standby(reply))
             return ProcessedMessages(tuple(replies))
 
         try:
-            # One call for several messages: a hop to a thread costs as much as a small write.
+            # Use one call for several messages: a hop to a thread costs as much as a small write.
             return await self.run(work)
         finally:
             for metric, value, labels in measures:
@@ -247,18 +264,18 @@ class WalTimeline:
         else:
             measures.append((WAL_MESSAGES, 1, ("taken",)))
 
-    def _tell_election(self, message: Message) -> None:
-        """Log a vote request or an announced election, and the positions after it."""
+    def _log_election(self, message: Message) -> None:
+        """Log a vote request or an announced election, with the positions after it."""
         match message:
             case VoteRequest(term=term):
-                what = f"asked to vote for term {term}"
+                what = f"was asked to vote for term {term}"
             case ProposerElected(term=term, start_streaming_at=start_lsn):
-                what = f"told that term {term} was elected, to go on at {lsn_text(start_lsn)}"
+                what = f"follows the leader of term {term} from {lsn_text(start_lsn)}"
             case _:
                 return
-        log.info("timeline %s was %s: it is in %s", self.name, what, self.positions())
+        log.info("timeline %s %s: now at %s", self.name, what, self.positions())
 
-    def _filled(self, reply: AcceptorMessage) -> AcceptorMessage:
+    def _with_hot_standby(self, reply: AcceptorMessage) -> AcceptorMessage:
         if isinstance(reply, AppendResponse) and self._hot_standby != NO_FEEDBACK:
             return replace(reply, hot_standby=self._hot_standby)
         return reply
@@ -266,15 +283,19 @@ class WalTimeline:
     # -- readers of the log ----------------------------------------------------------------------
 
     async def read(self, begin_lsn: int, size: int, term: int | None) -> bytes:
-        """Read a piece of the log; removed bytes come from the archive. With a `term`, only while
-        the acceptor is in that term. Raises `WalRefused`, `InvalidUsage`, `StorageError`."""
+        """Read a piece of the log. Removed bytes come from the archive.
+
+        With a `term`, read only while the acceptor is in that term. Raise `WalRefused`,
+        `InvalidUsage` or `StorageError`.
+        """
 
         def work(begin_lsn: int, size: int) -> bytes:
-            # Checked under the same lock as the read: a later leader may replace these bytes.
+            # Check it under the same lock as the read, because a later leader may replace these
+            # bytes.
             now = self.acceptor.term
             if term is not None and now != term:
                 raise WalRefused(
-                    f"this acceptor is in term {now}, and the log was asked for in term {term}"
+                    f"this acceptor is in term {now}, but the log was requested for term {term}"
                 )
             return self._wal.read(begin_lsn, size)
 
@@ -283,7 +304,7 @@ class WalTimeline:
         except WalRemoved:
             if self._archive is None:
                 raise
-        # Segment by segment, since later ones may still be here.
+        # Read segment by segment, because later ones may still be here.
         parts, at, end_lsn = [], begin_lsn, begin_lsn + size
         while at < end_lsn:
             number, offset = divmod(at, SEGMENT_BYTES)
@@ -299,7 +320,7 @@ class WalTimeline:
         return b"".join(parts)
 
     def hot_standby(self, reader: int, feedback: HotStandbyFeedback | None) -> None:
-        """Record a reader's oldest transactions; None: it has gone."""
+        """Record a reader's oldest transactions; None: the reader is gone."""
         if feedback is None:
             self._readers.pop(reader, None)
         else:
@@ -307,8 +328,8 @@ class WalTimeline:
         self._hot_standby = aggregate(self._readers.values())
 
     async def consumed(self, feedback: PageserverFeedback) -> None:
-        """Record a consumer's position, and pass it to every proposer. Raises `StorageError`."""
-        # Before the disk's lock is awaited: proposers need not wait for it.
+        """Record a consumer's position, and pass it to every proposer. Raise `StorageError`."""
+        # Do this before waiting for the disk's lock, because proposers need not wait for it.
         self.feeds.broadcast(feedback)
         lsn = feedback.remote_consistent_lsn
         if lsn:
@@ -316,11 +337,11 @@ class WalTimeline:
 
 
 def horizon(saved: ControlState, flush_lsn: int, keep_bytes: int | None = None) -> int:
-    """Return the LSN before which the log is not needed here; 0: all is needed.
+    """Return the LSN before which the log is not needed here; 0: everything is needed.
 
-    All consumers, the archive and a majority have the bytes before it on disk, by the saved state.
-    With `keep_bytes` consumers count no further than so far below the commit LSN: older bytes they
-    read from the archive.
+    According to the saved state, all consumers, the archive and a majority have the bytes before it
+    on disk. With `keep_bytes`, consumers hold back at most that many bytes before the commit LSN:
+    they read older bytes from the archive.
     """
     consumed_lsn = saved.remote_consistent_lsn
     if keep_bytes is not None:

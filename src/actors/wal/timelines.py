@@ -1,13 +1,13 @@
-"""All timelines of a node: a folder for each, `<dir>/<tenant>/<timeline>/`.
+"""All timelines of a node, in one folder each: `<dir>/<tenant>/<timeline>/`.
 
-At the start every control file below the folder is read, and its log recovered. A timeline that
-cannot be read is logged and *blocked*; others are opened once. An absent timeline is created, in
-one durable step, by the first proposer that may. `keep_up` saves control files off the path of
-appends, removes segments below the horizon, prepares the next segments, and opens timelines again
+At the start every control file below the folder is read, and its log is recovered. A timeline that
+cannot be read is logged and *blocked*; every other is opened. The first proposer that is allowed to
+creates an absent timeline, in one durable step. `run_maintenance` saves control files off the path
+of appends, removes segments below the horizon, prepares the next segments, and reopens timelines
 whose disk has failed.
 
-Invariants: at most one `WalTimeline` for a folder writes to it, the others have stopped; a folder
-is written by one process (it holds the folder's lock).
+Invariants: at most one `WalTimeline` writes to a folder, and any others have stopped; one process
+writes to a folder (it holds the folder's lock).
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ from actors.wal.timeline import TimelineLog, WalTimeline
 log = logging.getLogger("penstock.wal")
 
 REOPEN_DELAY_MS: Final = 5_000
-"""Milliseconds between two attempts to open a timeline again."""
+"""Delay in ms between two attempts to reopen a timeline."""
 
 
 class TimelineStore(Protocol):
     """The store of timelines. Calls block."""
 
     def open(self, folder: Path) -> tuple[ControlStore, TimelineLog]:
-        """Open the control file and the log. Raises `PenstockError` for what cannot be read."""
+        """Open the control file and the log. Raises `PenstockError` if they cannot be read."""
         ...
 
     def create(self, folder: Path, state: ControlState) -> None:
-        """Create a timeline durably, or not at all. Raises `StorageError`, `InvalidUsage` where it
-        exists."""
+        """Create a timeline durably, or not at all.
+
+        Raises `StorageError`, and `InvalidUsage` if it exists.
+        """
         ...
 
 
@@ -68,12 +70,12 @@ class FileTimelineStore:
         return control, FileWal.open(folder, control.state)
 
     def create(self, folder: Path, state: ControlState) -> None:
-        """Create the folder beside its place, then rename it."""
+        """Create the folder under a temporary name, then rename it."""
         create_timeline(folder, state)
 
 
 class TimelineRegistry:
-    """The timelines of one folder; call `open` first."""
+    """The timelines of one folder. Call `open` first."""
 
     def __init__(
         self,
@@ -91,25 +93,32 @@ class TimelineRegistry:
         self._clock = clock
         self._settings = settings
         self._open: dict[tuple[str, str], WalTimeline] = {}
+        """Served timelines, by tenant and name."""
         self._blocked: dict[tuple[str, str], str] = {}
+        """Error text of each timeline that is not served."""
         self._saved_ms: dict[tuple[str, str], float] = {}
+        """Monotonic time at which each control file was last saved."""
         self._retry_ms: dict[tuple[str, str], float] = {}
-        """Time before which only a proposer opens a stopped timeline again."""
+        """Time before which only a proposer reopens a stopped timeline."""
         self._making = anyio.Lock()
+        """Held while a timeline is created or reopened."""
         self._half_full = anyio.Event()
         """Set when a segment of some timeline is half full."""
         self._held: IO[bytes] | None = None
+        """The locked file of the folder."""
 
     async def open(self) -> None:
-        """Lock the folder, and open all its timelines. Raises `StateDirectoryError` where another
-        process holds the lock."""
-        await self._clock.run_blocking(self._take)
+        """Lock the folder, and open all of its timelines.
+
+        Raise `StateDirectoryError` if another process holds the lock.
+        """
+        await self._clock.run_blocking(self._lock_folder)
         for tenant, name in await self._clock.run_blocking(self._found):
             try:
                 await self._opened(tenant, name)
             except PenstockError as error:
-                # Never created again: its acceptor has given votes that a new one would not know
-                # of.
+                # Never create it again: its acceptor has given votes of which a new one would not
+                # know.
                 self._blocked[tenant, name] = str(error)
                 log.error("timeline %s of tenant %s is not served: %s", name, tenant, error)
 
@@ -118,7 +127,7 @@ class TimelineRegistry:
         if self._held is not None:
             self._held.close()
 
-    def _take(self) -> None:
+    def _lock_folder(self) -> None:
         try:
             self.folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
             warn_if_open(self.folder)
@@ -140,7 +149,7 @@ class TimelineRegistry:
         found = []
         for tenant in sorted(self.folder.iterdir()):
             for timeline in sorted(tenant.iterdir()) if tenant.is_dir() else ():
-                with suppress(WalRefused):  # names that are no ids: leftovers, notes
+                with suppress(WalRefused):  # names that are not ids: leftovers, notes
                     checked_id("tenant", tenant.name)
                     checked_id("timeline", timeline.name)
                     found.append((tenant.name, timeline.name))
@@ -152,7 +161,7 @@ class TimelineRegistry:
         def opened() -> WalTimeline:
             control, wal = self._disk.open(folder)
             if (control.state.tenant, control.state.timeline) != (tenant, name):
-                raise InvalidUsage(f"the control file in {folder} is another timeline's")
+                raise InvalidUsage(f"the control file in {folder} belongs to another timeline")
             return WalTimeline(
                 self._node_id,
                 control,
@@ -168,10 +177,10 @@ class TimelineRegistry:
         return timeline
 
     async def _reopened(self, key: tuple[str, str], stopped: WalTimeline) -> WalTimeline:
-        """Open a stopped timeline again. If that fails, it is tried again later."""
-        log.warning("timeline %s is opened anew: %s", stopped.name, stopped.acceptor.stopped)
+        """Reopen a stopped timeline. If that fails, it is tried again later."""
+        log.warning("reopening timeline %s: %s", stopped.name, stopped.acceptor.stopped)
         self._retry_ms[key] = self._clock.monotonic_ms() + REOPEN_DELAY_MS
-        # Closed first: two `WalTimeline`s must not have one log open.
+        # Close it first: two `WalTimeline`s must not have the same log open.
         await stopped.close()
         return await self._opened(*key)
 
@@ -181,22 +190,25 @@ class TimelineRegistry:
         return list(self._open.values())
 
     def find(self, tenant: str, name: str) -> WalTimeline | None:
-        """Return a timeline that is served; None if there is none."""
+        """Return a timeline if it is served, else None."""
         return self._open.get((tenant, name))
 
     async def get_or_create(
         self, greeting: ProposerGreeting, *, may_create: bool
     ) -> WalTimeline | None:
-        """Return a proposer's timeline, created if it is absent and may be; None: absent. Raises
-        `WalRefused` for one that is blocked or a malformed id, `StorageError`."""
+        """Return a proposer's timeline, creating it if it is absent and may be created; None: it is
+        absent.
+
+        Raise `WalRefused` for a blocked timeline or a malformed id, and `StorageError`.
+        """
         tenant = checked_id("tenant", greeting.tenant)
         name = checked_id("timeline", greeting.timeline)
         # One at a time: two `WalTimeline`s must never write to one folder.
         async with self._making:
             if (tenant, name) in self._blocked:
                 raise WalRefused(
-                    f"timeline {name} is not served: {self._blocked[tenant, name]}; mend or "
-                    "remove its folder, and start again"
+                    f"timeline {name} is not served: {self._blocked[tenant, name]}; repair or "
+                    "remove its folder, and restart the acceptor"
                 )
             found = self.find(tenant, name)
             if found is not None and found.acceptor.stopped is not None:
@@ -212,7 +224,7 @@ class TimelineRegistry:
                 created_at_ms=self._clock.now_ms(),
             )
             await self._clock.run_blocking(lambda: self._create(state))
-            log.info("made timeline %s of tenant %s", name, tenant)
+            log.info("created timeline %s of tenant %s", name, tenant)
             return await self._opened(tenant, name)
 
     def _create(self, state: ControlState) -> None:
@@ -226,14 +238,16 @@ class TimelineRegistry:
             finally:
                 os.close(opened)
         except OSError as error:
-            raise storage_error(f"make {above}", error, determinate=False) from error
+            raise storage_error(f"create {above}", error, determinate=False) from error
         self._disk.create(above / state.timeline, state)
 
     # -- upkeep ----------------------------------------------------------------------------------
 
     async def run_maintenance(self) -> None:
-        """Save control files, remove old segments and prepare new ones, until cancelled. A timeline
-        that fails is logged, and tried again."""
+        """Save control files, remove old segments and prepare new ones, until cancelled.
+
+        A failure of a timeline is logged, and retried.
+        """
         async with anyio.create_task_group() as group:
             group.start_soon(self._prepare)
             group.start_soon(self._save)
@@ -241,7 +255,7 @@ class TimelineRegistry:
     async def _prepare(self) -> None:
         while True:
             await self._half_full.wait()
-            # Replaced before the work, so that a call during it is not lost.
+            # Replace it before the work, so that a call during the work is not lost.
             self._half_full = anyio.Event()
             for timeline in self.all:
                 try:
@@ -256,36 +270,36 @@ class TimelineRegistry:
             for key, timeline in list(self._open.items()):
                 try:
                     if timeline.acceptor.stopped is None:
-                        await self._keep(key, timeline)
+                        await self._save_and_remove(key, timeline)
                     else:
-                        await self._mend(key, timeline)
+                        await self._reopen_due(key, timeline)
                 except PenstockError as error:
-                    log.error("upkeep of timeline %s: %s", timeline.name, error)
+                    log.error("maintenance of timeline %s failed: %s", timeline.name, error)
 
-    async def _mend(self, key: tuple[str, str], stopped: WalTimeline) -> None:
+    async def _reopen_due(self, key: tuple[str, str], stopped: WalTimeline) -> None:
         async with self._making:
             due = self._clock.monotonic_ms() >= self._retry_ms.get(key, 0.0)
-            # A proposer may have opened it again while this task waited for the lock.
+            # A proposer may have reopened it while this task waited for the lock.
             if due and self._open[key] is stopped:
                 await self._reopened(key, stopped)
 
-    async def _keep(self, key: tuple[str, str], timeline: WalTimeline) -> None:
+    async def _save_and_remove(self, key: tuple[str, str], timeline: WalTimeline) -> None:
         now_ms = self._clock.monotonic_ms()
         aged = now_ms - self._saved_ms[key] >= self._settings.wal_control_age_ms
         if must_save(timeline.saved, timeline.acceptor.state, aged=aged):
             await timeline.run(timeline.acceptor.checkpoint)
             self._saved_ms[key] = now_ms
-            # With an archive, consumers hold back only the newest `wal_keep_bytes`: older bytes
-            # they read from there. Removal follows the checkpoint, since the horizon is the saved
-            # one.
+            # With an archive, consumers hold back only the newest `wal_keep_bytes`, because they
+            # read older bytes from there. Remove segments after the checkpoint, because the horizon
+            # is the saved one.
             keep = None if self.archive is None else self._settings.wal_keep_bytes
             await timeline.remove_old(keep)
 
 
 def must_save(saved: ControlState, now: ControlState, *, aged: bool) -> bool:
-    """Return whether positions in memory are to be written to the control file now."""
+    """Return whether positions in memory should be written to the control file now."""
     if saved == now:
         return False
-    # Once the saved positions move by a segment, another segment may be removed.
+    # Once the saved positions advance by a segment, another segment may be removed.
     moved = max(now.commit_lsn - saved.commit_lsn, now.backup_lsn - saved.backup_lsn)
     return aged or moved >= (now.segment_bytes or SEGMENT_BYTES)

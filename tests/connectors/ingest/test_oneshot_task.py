@@ -236,7 +236,7 @@ async def test_parts_are_bounded(stage: ActorIsolation) -> None:
     await stage.advance(10_000)
     (ended,) = house.ended()
     assert isinstance(ended.result, StagingFailed)
-    assert "more than 3 parts (copy_parts_max)" in ended.result.text
+    assert "(limit 3, copy_parts_max)" in ended.result.text
     assert await house.keys() == set()
     assert house.blob.writes <= 5
 
@@ -251,6 +251,6 @@ async def test_what_gathers_is_bounded_while_a_write_hangs(stage: ActorIsolation
     await stage.advance(60_000)
     (ended,) = house.ended()
     assert isinstance(ended.result, StagingFailed)
-    assert ended.result.text.startswith("the store has not taken a part within 60000 ms")
+    assert ended.result.text.startswith("the store did not accept a part within 60000 ms")
     assert not subject.running
     assert await house.keys() == set()

@@ -55,7 +55,7 @@ class Run:
         self.failed: set[str] = set()
 
     def rows(self, name: str, count: int) -> None:
-        while not self.staging.hungry:
+        while not self.staging.has_room:
             self.make_room()
         made: list[tuple[Row, int]] = []
         for _ in range(count):
@@ -163,7 +163,7 @@ def test_a_batch_is_what_came_before_the_last_mark(steps: list[tuple[str, str, i
 
 
 def test_rows_of_a_stranger_are_a_fault() -> None:
-    with pytest.raises(SourceFault, match="'z', which is none"):
+    with pytest.raises(SourceFault, match="'z', which is not one"):
         IngestStaging(NAMES, (), 100).rows(rows_of("z", [((1, ""), 1)]))
 
 

@@ -262,18 +262,18 @@ async def test_of_two_writers_one_is_fenced(lab: Lab) -> None:
 
 async def test_what_is_there_and_not_ours_is_refused(lab: Lab) -> None:
     lab.put("x")
-    with pytest.raises(InvalidUsage, match=r"holds other files \(x\)"):
+    with pytest.raises(InvalidUsage, match=r"contains other files \(x\)"):
         await lab.sink().check(SCHEMA)
     lab.remove("x")
     await lab.sink().open(SCHEMA)
-    with pytest.raises(InvalidUsage, match="what another sink"):
+    with pytest.raises(InvalidUsage, match="belongs to another sink"):
         await lab.sink(creation="another").open(SCHEMA)
-    with pytest.raises(InvalidUsage, match="of other columns"):
+    with pytest.raises(InvalidUsage, match="with other columns"):
         await lab.sink().open(TableSchema((TableColumn("a", "int"),)))
-    with pytest.raises(InvalidUsage, match="of other columns"):
+    with pytest.raises(InvalidUsage, match="with other columns"):
         await lab.sink(once=True).open(SCHEMA)
     lab.put(f"{MANIFESTS}/{9:020d}.json", b"{")
-    with pytest.raises(InvalidUsage, match="not the manifest"):
+    with pytest.raises(InvalidUsage, match="invalid manifest"):
         await lab.sink().open(SCHEMA)
 
 

@@ -36,10 +36,10 @@ def in_error(errors: list[tuple[int, str, int]], time: int) -> bool:
 
 @given(ERRORS, st.integers(1, 14))
 def test_stretches_are_the_times_in_error(errors: list[tuple[int, str, int]], sealed: int) -> None:
-    stretches = error_intervals(errors, sealed)
-    told = {t for each in stretches for t in range(each.lower, each.upper)}
+    intervals = error_intervals(errors, sealed)
+    told = {t for each in intervals for t in range(each.lower, each.upper)}
     assert told == {t for t in range(sealed) if in_error(errors, t)}
-    for before, after in pairwise(stretches):
+    for before, after in pairwise(intervals):
         assert before.upper < after.lower
 
 
@@ -65,8 +65,8 @@ def test_a_batch_ends_where_there_are_contents(
         upper += step
         listed.append(ListedBatch(upper, size))
     sealed = max(lower + length, upper)
-    stretches = error_intervals(errors, sealed)
-    found = choose_batch(lower, sealed, listed, stretches, bytes_max)
+    intervals = error_intervals(errors, sealed)
+    found = choose_batch(lower, sealed, listed, intervals, bytes_max)
     good = [t for t in range(lower, sealed) if not in_error(errors, t)]
     if found.upper is None:
         assert good == []
@@ -74,7 +74,7 @@ def test_a_batch_ends_where_there_are_contents(
         return
     assert lower < found.upper <= sealed
     assert found.upper - 1 in good
-    for each in found.stretches:
+    for each in found.intervals:
         assert each.upper < found.upper
     ahead = found.upper < sealed and in_error(errors, found.upper)
     assert (found.error is not None) == ahead

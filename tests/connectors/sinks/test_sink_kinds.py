@@ -43,7 +43,7 @@ def test_configurations_there_and_back() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "text"),
     [
-        ("kafka", {}, "there are delta, parquet"),
+        ("kafka", {}, "available: delta, parquet"),
         ("delta", {}, "folder"),
         ("delta", {"folder": "x", "mode": "upsert"}, "upsert.*: mode is changes or current"),
         ("delta", {"folder": "x", "creation": "mine"}, "no option 'creation'"),
@@ -59,7 +59,7 @@ def test_what_is_no_configuration(kind: str, options: dict[str, object], text: s
 
 def test_what_cannot_be_decoded() -> None:
     for data in (b"", b"\xff", b"\x81\xa4kind\xa5kafka"):
-        with pytest.raises(InvalidUsage, match="not the configuration"):
+        with pytest.raises(InvalidUsage, match="invalid configuration"):
             decode(data)
 
 
@@ -97,10 +97,10 @@ async def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 async def test_a_call_that_does_not_come_back_is_given_up() -> None:
     back = threading.Event()
     threads = SinkThreads(SystemClock(), 20, "folder x")
-    with pytest.raises(SourceUnreachable, match="longer than 20 ms"):
+    with pytest.raises(SourceUnreachable, match="within 20 ms"):
         await threads.run(back.wait, "commit")
     assert threads.given_up
-    with pytest.raises(SourceUnreachable, match="has not come back"):
+    with pytest.raises(SourceUnreachable, match="has not returned"):
         await threads.run(lambda: None, "write")
     back.set()
 

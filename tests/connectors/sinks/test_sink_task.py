@@ -89,7 +89,7 @@ async def test_it_waits_for_leave_to_write(house: House, stage: ActorIsolation) 
     await stage.advance(10_000)
     assert await house.told() == ["starting"]
     assert (house.outside.opened, await house.hold()) == (0, None)
-    assert task.statistics().doing == "waits until writes are allowed"
+    assert task.statistics().doing == "waiting until writes are allowed"
     await task.send(WritesAllowed())
     await task.send(WritesAllowed())
     assert await house.told() == ["running", 0, 1]
@@ -411,7 +411,7 @@ async def test_a_state_older_than_what_is_outside(house: House) -> None:
     house.outside.upper = 9
     house.start(as_of=4)
     told = await house.told()
-    assert "put back to an older state" in told[-1]
+    assert "restored to an older state" in told[-1]
     assert await house.hold() is None
 
 

@@ -141,9 +141,9 @@ class Fuzz:
         try:
             given = await self._driver.step(self._source)
         except SourceUnreachable as error:
-            if "anew" not in error.hint and "given up as it began" not in str(error):
+            if "refilled" not in error.hint and "while it started" not in str(error):
                 raise AssertionError((str(error), self.log)) from None
-            self.counts["refills"] += "anew" in error.hint
+            self.counts["refills"] += "refilled" in error.hint
             with anyio.CancelScope(shield=True):
                 await self._reopen()
             return

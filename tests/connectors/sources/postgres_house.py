@@ -179,7 +179,7 @@ class Driver:
                 return
             except SourceUnreachable as error:
                 await source.close()
-                if "is read by process" not in str(error):
+                if "is in use by process" not in str(error):
                     raise
 
     async def step(self, source: PostgresSource) -> Given:

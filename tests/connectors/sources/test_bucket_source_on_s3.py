@@ -114,7 +114,7 @@ async def test_an_object_that_changes_while_it_is_read(
             lab.put("a.parquet", 2, 3)
 
     lab.s3.rule = rule
-    with pytest.raises(SourceUnreachable, match=r"a\.parquet was changed while it was read"):
+    with pytest.raises(SourceUnreachable, match=r"a\.parquet changed while it was read"):
         await lab.drive()
     assert await lab.drive() == [2, 3]
 
@@ -124,8 +124,13 @@ async def test_an_object_that_changes_while_it_is_read(
     [
         ("list", "deny", "could not list .*do not allow it .403 AccessDenied", "s3:ListBucket"),
         ("read", "deny", "could not read .*a.parquet.*do not allow it .403", "s3:GetObject"),
-        ("list", "fail", "could not list .*the store failed .500 InternalError", "wait"),
-        ("read", "hang", "could not read .*the store did not answer", "wait"),
+        (
+            "list",
+            "fail",
+            "could not list .*the store failed .500 InternalError",
+            "the service will retry",
+        ),
+        ("read", "hang", "could not read .*the store did not respond", "the service will retry"),
     ],
 )
 async def test_errors_by_their_names_and_without_secrets(
@@ -154,14 +159,14 @@ async def test_errors_by_their_names_and_without_secrets(
 
 async def test_what_is_not_there_or_not_reached(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     source = lab.source("s3://no-such-bucket/x", source_buckets=("s3://no-such-bucket",))
-    with pytest.raises(SourceUnreachable, match="there is no such bucket") as caught:
+    with pytest.raises(SourceUnreachable, match="the bucket does not exist") as caught:
         await drive(source, (ROWS,), Contents())
-    assert "make the bucket" in caught.value.hint
+    assert "create the bucket" in caught.value.hint
     monkeypatch.delenv("AWS_ALLOW_HTTP")
-    with pytest.raises(SourceUnreachable, match="not reached by https"):
+    with pytest.raises(SourceUnreachable, match="does not use https"):
         await lab.drive()
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(SourceUnreachable, match="cannot be reached") as caught:
         await lab.drive()
-    assert "reaches the store" in caught.value.hint
+    assert "reach the store" in caught.value.hint

@@ -98,10 +98,10 @@ def test_what_was_taken_and_changed_is_told() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"low_ns":"x"}'])
 def test_a_position_that_is_not_ours_is_refused(text: str) -> None:
-    with pytest.raises(InvalidUsage, match="not a position"):
+    with pytest.raises(InvalidUsage, match="invalid position"):
         IngestedFiles.of(text)
     broken = IngestedFiles().plus([file("a", 5)], 5).position().replace('"recent":"', '"recent":"A')
-    with pytest.raises(InvalidUsage, match="not a position"):
+    with pytest.raises(InvalidUsage, match="invalid position"):
         IngestedFiles.of(broken)
 
 

@@ -132,7 +132,9 @@ def test_an_idle_stream_passes_it_too() -> None:
 def test_rows_without_their_columns_are_never_left_out() -> None:
     changes = decoder()
     take(changes, transaction(500, NARROW, inserted(b"1")))
-    with pytest.raises(RemoteProtocolError, match=r"changes of public\.t came before its columns"):
+    with pytest.raises(
+        RemoteProtocolError, match=r"changes of public\.t arrived before its columns"
+    ):
         take(changes, transaction(1200, inserted(b"2", b"b")))
 
 
@@ -142,7 +144,7 @@ def test_another_type_than_at_the_snapshot_is_told_again_or_ends_the_table() -> 
     take(changes, transaction(500, other, inserted(b"1", b"7")))
     found = take(changes, transaction(1200, other, inserted(b"2", b"7")))
     (failed,) = (each for each in found if isinstance(each, ExportFailed))
-    assert failed.error == "column note changed its type: string became int"
+    assert failed.error == "column note changed its type from string to int"
 
 
 def test_one_that_has_ended_is_given_nothing() -> None:

@@ -74,7 +74,7 @@ async def test_files_are_taken_once_over_lives_of_the_service(tmp_path: Path) ->
             if life == 2:
                 put(folder, "2-while.parquet", [99])
                 await until(
-                    partial(warned, client, "was changed after it was taken: 2-while.parquet")
+                    partial(warned, client, "changed after it was ingested: 2-while.parquet")
                 )
                 assert await all_there(client, life)
 

@@ -88,7 +88,7 @@ async def test_a_slot_that_could_not_be_reached_goes_after_a_restart(
             await client.drop_source("pg")
             told = await listed(client, "SourceUnreachable")
             assert (told.name, told.kind, told.health.status) == ("pg", "postgres", "dropped")
-            assert f"slot {slot} is still there outside" in told.health.error
+            assert f"slot {slot} still exists" in told.health.error
             assert "penstock source forget" in told.health.hint
             table = await client.peek("penstock.sources")
             assert table["name"].to_pylist() == ["pg"]
@@ -109,13 +109,13 @@ async def test_a_person_may_give_it_up(db: House, tmp_path: Path) -> None:
     async with outside(db) as admin:
         async with running(tmp_path) as client:
             await make(db, client)
-            with pytest.raises(UnknownObject, match="those that have: none"):
+            with pytest.raises(UnknownObject, match="sources that have: none"):
                 await client.forget_source("pg")
             (slot,) = await slots(db, admin)
             await close_door(db, admin)
             await client.drop_source("pg")
             await listed(client, "SourceUnreachable")
-            with pytest.raises(UnknownObject, match="those that have: pg"):
+            with pytest.raises(UnknownObject, match="sources that have: pg"):
                 await client.forget_source("other")
             assert await client.forget_source("pg") == f"slot {slot}"
             assert await client.sources() == ()
@@ -144,7 +144,7 @@ async def test_what_a_new_source_uses_is_not_removed(
         await make(db, client, "two", **own)
         while True:
             left = [each for each in await client.sources() if each.health.status == "dropped"]
-            if not left or "source two uses slot of_my_own now" in left[0].health.error:
+            if not left or "source two now uses slot of_my_own" in left[0].health.error:
                 break
             await anyio.sleep(0.02)
         await db.run("INSERT INTO things VALUES (1)")
@@ -166,11 +166,11 @@ async def test_what_a_refusal_tells_to_do_lets_the_source_in(db: House, tmp_path
         async with outside(db) as admin, running(tmp_path) as client:
             told = []
             for _ in range(2):
-                with pytest.raises(InvalidUsage, match="let the owner run: ") as caught:
+                with pytest.raises(InvalidUsage, match="have the owner run ") as caught:
                     await make(db, client, user=role)
                 told.append(str(caught.value))
             assert told[0] == told[1]
-            await db.run(told[0].partition("let the owner run: ")[2])
+            await db.run(told[0].partition("have the owner run ")[2])
             await make(db, client, user=role)
             await client.drop_source("pg")
             await gone(client)

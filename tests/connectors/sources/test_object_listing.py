@@ -120,12 +120,12 @@ def test_without_a_version_the_time_tells() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"low_ns":"x"}', "AAAA"])
 def test_a_position_that_is_not_ours_is_refused(text: str) -> None:
-    with pytest.raises(InvalidUsage, match="not a position"):
+    with pytest.raises(InvalidUsage, match="invalid position"):
         IngestedObjects.of(text)
     broken = (
         IngestedObjects().plus([file("a", 5)]).position().replace('"objects":"', '"objects":"A')
     )
-    with pytest.raises(InvalidUsage, match="not a position"):
+    with pytest.raises(InvalidUsage, match="invalid position"):
         IngestedObjects.of(broken)
 
 

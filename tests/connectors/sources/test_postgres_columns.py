@@ -69,7 +69,7 @@ async def settle(db: House, driver: Driver, source: PostgresSource, number: int)
         try:
             await driver.step(source)
         except SourceUnreachable as error:
-            if error.hint != "the table is filled anew":
+            if error.hint != "the table is refilled":
                 raise
             await source.close()
             source = db.source()
@@ -113,7 +113,7 @@ async def test_rows_of_before_and_since(
         await db.run(f"ALTER TABLE {name} ADD COLUMN {column}")
     await change(10)
     source = await settle(db, driver, source, 1)  # it goes on without the column, and says so
-    assert any("not taken are the new note" in each for each in source.lag().notes)
+    assert any("new columns note are not ingested" in each for each in source.lag().notes)
     await change(20)
     for name in NAMES:
         await widened(db, driver, f"public.{name}", ("note", kind))
@@ -228,12 +228,12 @@ async def test_at_every_mark_all_rows_have_the_values_or_none(db: House) -> None
 
 
 REFUSED: list[tuple[str, str, str]] = [
-    ("gone", "string", "no column gone outside that is not taken yet .there are: x, y, Z."),
-    ("x", "string", "column x of public.t is int here, not string: ADD COLUMN x int"),
-    ("y", "varchar(5)", "is string here"),
-    ("made", "int", "no column made outside"),
-    ("v", "string", "no column v outside that is not taken yet"),
-    ("z", "int", "there are: x, y, Z"),
+    ("gone", "string", "no upstream column gone that is not yet ingested .available: x, y, Z."),
+    ("x", "string", "column x of public.t has type int, not string: use ADD COLUMN x int"),
+    ("y", "varchar(5)", "has type string"),
+    ("made", "int", "no upstream column made"),
+    ("v", "string", "no upstream column v that is not yet ingested"),
+    ("z", "int", "available: x, y, Z"),
 ]
 
 
@@ -252,7 +252,7 @@ async def test_what_cannot_be_added_is_said(db: House) -> None:
     for name, kind, words in REFUSED:
         with pytest.raises(InvalidUsage, match=words):
             await added(TableColumn(name, kind))
-    with pytest.raises(InvalidUsage, match="no column x outside that is not taken yet"):
+    with pytest.raises(InvalidUsage, match="no upstream column x that is not yet ingested"):
         await added(TableColumn("x", "int"), TableColumn("x", "int"))
     assert await added(TableColumn("x", "integer"), TableColumn("y", "string")) == (
         TableColumn("x", "int"),
@@ -260,17 +260,17 @@ async def test_what_cannot_be_added_is_said(db: House) -> None:
     )
     await db.run("CREATE PUBLICATION listed FOR TABLE t (id, v, x)")
     listed = db.source(publication="listed")
-    with pytest.raises(InvalidUsage, match="publication listed leaves out y"):
+    with pytest.raises(InvalidUsage, match="publication listed does not publish y"):
         await listed.describe_added(export, [TableColumn("y", "string")])
     await db.run("CREATE ROLE reader LOGIN REPLICATION; GRANT SELECT (id, v, x) ON t TO reader")
     reader = db.source(user="reader")
-    with pytest.raises(InvalidUsage, match=r"may not read y of public\.t: GRANT SELECT"):
+    with pytest.raises(InvalidUsage, match=r"no permission to read y of public\.t: GRANT SELECT"):
         await reader.describe_added(export, [TableColumn("y", "string")])
     await db.run("ALTER TABLE t ENABLE ROW LEVEL SECURITY")
     with pytest.raises(InvalidUsage, match=r"row security hides rows of public\.t from the user"):
         await reader.describe_added(export, [TableColumn("x", "int")])
     await db.run("DROP OWNED BY reader; DROP ROLE reader; DROP TABLE t")
-    with pytest.raises(InvalidUsage, match=r"there is no table public\.t any more"):
+    with pytest.raises(InvalidUsage, match=r"table public\.t no longer exists"):
         await added(TableColumn("x", "int"))
 
 
@@ -279,7 +279,7 @@ GONE: list[tuple[str, str]] = [
     ("ALTER TABLE plain RENAME note TO other", "column note was dropped or renamed"),
     (
         "ALTER TABLE plain ALTER note DROP DEFAULT, ALTER note TYPE int USING 1",
-        "column note changed its type: string became int",
+        "column note changed its type from string to int",
     ),
 ]
 
@@ -328,7 +328,9 @@ async def test_older_and_younger_readers(db: House) -> None:
     await settle(db, driver, again, 1)
     await again.close()
     driver.exports["public.plain"] = narrow
-    with pytest.raises(SourceUnreachable, match="4 are read at the position, and 3 are known"):
+    with pytest.raises(
+        SourceUnreachable, match="4 are read at this position, but only 3 are known"
+    ):
         await driver.open(db.source())
 
 

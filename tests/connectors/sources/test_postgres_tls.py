@@ -97,9 +97,13 @@ async def test_what_is_wrong_with_a_connection(
     db, options = tls
     monkeypatch.setenv("DB_PASSWORD", "wrong")
     refused: list[tuple[dict[str, Any], str, str]] = [
-        ({"password_env": "DB_PASSWORD"}, "password authentication failed", "check user and"),
-        ({}, "no password supplied", "name the password"),
-        ({"sslmode": "disable", "sslrootcert": ""}, "no pg_hba.conf entry", "let this host"),
+        (
+            {"password_env": "DB_PASSWORD"},
+            "password authentication failed",
+            "check the options user",
+        ),
+        ({}, "no password supplied", "set password_env"),
+        ({"sslmode": "disable", "sslrootcert": ""}, "no pg_hba.conf entry", "allow this host"),
         ({"port": 1}, "refused", "check host and port"),
     ]
     for more, words, hint in refused:

@@ -191,13 +191,13 @@ class Tally(dict[Any, int]):
 @pytest.mark.parametrize(
     ("kind", "literal", "words"),
     [
-        ("date", "'infinity'", "only years 1 to 9999"),
-        ("date", "'0044-03-15 BC'", "only years 1 to 9999"),
-        ("timestamp", "'10000-01-01'", "only years 1 to 9999"),
-        ("timestamptz", "'-infinity'", "only years 1 to 9999"),
+        ("date", "'infinity'", "in years 1 to 9999"),
+        ("date", "'0044-03-15 BC'", "in years 1 to 9999"),
+        ("timestamp", "'10000-01-01'", "in years 1 to 9999"),
+        ("timestamptz", "'-infinity'", "in years 1 to 9999"),
         ("numeric(5,2)", "'NaN'", "does not fit"),
-        ("int[]", "'{{1,2},{3,4}}'", "one dimension"),
-        ("date[]", "'{2024-01-01,infinity}'", "only years 1 to 9999"),
+        ("int[]", "'{{1,2},{3,4}}'", "one-dimensional"),
+        ("date[]", "'{2024-01-01,infinity}'", "in years 1 to 9999"),
     ],
 )
 async def test_what_cannot_be_held_ends_its_table_alone(
@@ -215,7 +215,7 @@ async def test_what_cannot_be_held_ends_its_table_alone(
     failed = await driver.until_failed(source, "public.bad")
     assert "column odd" in failed.error
     assert words in failed.error
-    assert "drop this source's table" in failed.hint
+    assert "drop this table from the source" in failed.hint
     await driver.until(source, "public.good", (1,))
     await db.run("INSERT INTO good VALUES (2); DELETE FROM bad")
     await driver.until(source, "public.good", (2,))
@@ -234,7 +234,7 @@ async def test_numeric_as_its_option_says(db: House) -> None:
     for place, value in enumerate(("'NaN'", "1e40", "1e-40")):
         await db.run(f"UPDATE n SET v = {value} WHERE id = 1; DELETE FROM n WHERE id = 2")
         # The rows are looked at when the table is taken: no decimal has both ends.
-        with pytest.raises(InvalidUsage, match="no decimal holds what column v of"):
+        with pytest.raises(InvalidUsage, match="no decimal type holds the values of column v of"):
             await db.source(slot=f"s{place}").describe({"n": ()})
     (found,) = await db.source(numeric="string").describe({"n": ()})
     assert found.schema.columns[1].type == "string"

@@ -120,5 +120,5 @@ def test_a_kept_value_of_a_row_that_is_not_there() -> None:
         [*SCHEMA.arrow(), pa.field(OP, pa.int8()), pa.field(KEPT, pa.list_(pa.int16()))]
     )
     changes = joined(SCHEMA, [pa.Table.from_pylist(told, shape)])
-    with pytest.raises(RemoteProtocolError, match=r"\(1, 'x'\), which is not there"):
+    with pytest.raises(RemoteProtocolError, match=r"\(1, 'x'\), which does not exist"):
         resolve(SCHEMA, changes, table({}))

@@ -221,9 +221,9 @@ def test_the_rows_are_those_of_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"scale": 0.0}, "scale = 0"),
-        ({"orders_per_refresh": 0}, "orders_per_refresh = 0"),
-        ({"orders_per_refresh": 2_000}, "there are 1500 orders"),
+        ({"scale": 0.0}, "invalid scale 0"),
+        ({"orders_per_refresh": 0}, "invalid orders_per_refresh 0"),
+        ({"orders_per_refresh": 2_000}, "there are only 1500 orders"),
     ],
 )
 def test_what_is_out_of_range_is_refused(tmp_path: Path, more: Any, said: str) -> None:

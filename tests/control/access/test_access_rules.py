@@ -41,9 +41,9 @@ def test_refusals_name_the_object_the_right_and_the_grant() -> None:
         (READ, "u2", "t", "role reader may not read t: .*GRANT READ ON t TO reader"),
         (ADMIN, "u1", "t", "neither owns nor administers t: .*GRANT ADMIN ON t TO reader"),
         (CREATE, None, "", "may not create objects: .*GRANT CREATE TO reader"),
-        (ADMIN, None, "", "is no administrator, .*GRANT ADMIN TO reader"),
+        (ADMIN, None, "", "is not an administrator: .*GRANT ADMIN TO reader"),
         (CONNECT, None, "", "may not use Spark Connect: .*GRANT CONNECT TO reader"),
-        (EXECUTE_CODE, None, "", "may not use code of its own: .*GRANT EXECUTE CODE TO reader"),
+        (EXECUTE_CODE, None, "", "may not use its own code, .*GRANT EXECUTE CODE TO reader"),
     ):
         with pytest.raises(AccessDenied, match=text):
             rules.check("reader", right, id_, name)

@@ -64,7 +64,7 @@ def test_a_session_ends_with_its_role() -> None:
     world.apply(world.registry.grant(("other",), (READ,), None))
     assert len(world.ended) == 2
     world.apply(world.registry.set_login("other", login=False))
-    assert world.ended[2] == ("other", "terminating session: role other may not log in any more")
+    assert world.ended[2] == ("other", "terminating session: role other may no longer log in")
 
 
 def test_a_new_password_or_right_ends_nothing() -> None:
@@ -165,7 +165,7 @@ def test_the_first_role_goes_on_with_what_it_reads() -> None:
     world.apply(RoleRegistry().create("boss", login=True))
     rights.check()
     assert (session.role, session.login_role) == ("boss", "boss")
-    with pytest.raises(AccessDenied, match="proved none"):
+    with pytest.raises(AccessDenied, match="requires a role"):
         others.check()
 
 
@@ -293,7 +293,7 @@ def test_who_is_no_administrator_any_more_acts_as_nobody_else(change: object) ->
     change(acting, "app")  # type: ignore[operator]
     world.apply(ROLES.revoke(("boss",), (ADMIN,), None))
     ((_, text),) = world.ended
-    assert "boss is no administrator any more, and may not act as role app" in text
+    assert "boss is no longer an administrator, so it may not act as role app" in text
     assert (acting.ended is not None, other.ended is None) == (True, True)
 
 

@@ -93,7 +93,7 @@ def test_rights_on_objects_and_on_everything() -> None:
 @pytest.mark.parametrize("right", [CREATE, CONNECT, EXECUTE_CODE])
 def test_some_rights_are_on_the_service_alone(right: str) -> None:
     registry = with_roles("a").own("a", ["u1"])
-    with pytest.raises(InvalidUsage, match=f"{right.upper()} is no right on an object"):
+    with pytest.raises(InvalidUsage, match=f"{right.upper()} is a right on the whole service"):
         registry.grant(["a"], [READ, right], ["u1"])
     # Neither an owner has it, nor an object's administrator.
     assert not registry.grant(["a"], [ADMIN], ["u2"]).allows("a", right, "u2")

@@ -130,9 +130,9 @@ async def test_what_cannot_be_added_is_refused_and_changes_nothing(tmp_path: Pat
                 await client.submit(AlterObject(0, name, add_columns=(column,)))
 
         note = TableColumn("note", "string")
-        await refused("t", note, "all_of_it takes all columns", ObjectInUse)
+        await refused("t", note, "all_of_it selects all columns", ObjectInUse)
         await client.drop("all_of_it")
-        await refused("t", TableColumn("K", "string"), "given twice", InvalidUsage)
+        await refused("t", TableColumn("K", "string"), "duplicate column", InvalidUsage)
         await refused("t", TableColumn("n", "string", False), "NOT NULL", InvalidUsage)
         await refused("sums", note, "materialized view|a view", InvalidUsage)
         await client.submit(AlterObject(0, "t", add_columns=(note,)))

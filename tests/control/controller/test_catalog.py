@@ -46,7 +46,7 @@ def _three() -> CatalogSnapshot:
 def test_names_do_not_regard_case() -> None:
     catalog = _three()
     assert catalog.find("FLIGHTS").name == "Flights"
-    with pytest.raises(ObjectExists, match="'flights' is taken by a table"):
+    with pytest.raises(ObjectExists, match="'flights' already exists: it is a table"):
         _with(catalog, "flights")
     with pytest.raises(UnknownObject, match="'nothing'"):
         catalog.find("nothing")
@@ -74,7 +74,7 @@ def test_document_round_trip() -> None:
 @pytest.mark.parametrize(("format_", "advice"), [(4, "newer"), (1, "another state directory")])
 def test_document_of_another_format(format_: int, advice: str) -> None:
     other = msgspec.msgpack.encode({"format": format_, "objects": "of another shape"})
-    said = f"format {format_}; this version knows 3: .* {advice}"
+    said = f"format {format_}, but this version reads only format 3: .* {advice}"
     with pytest.raises(StateDirectoryError, match=said):
         decode_catalog(other)
     with pytest.raises(CorruptData):

@@ -173,7 +173,7 @@ async def test_tokens_are_an_administrators_to_give_or_of_who_may_connect(tmp_pa
         added = {"add_token": bytes(32)}
         assert await roles.code("app", AlterRole, "app", **added) == "AccessDenied"
         text = await roles.done("boss", AlterRole, "app", **added)
-        assert text == "role app has CONNECT from now on, to use its token"
+        assert text == "role app now has CONNECT, which it needs to use its token"
         assert await roles.rights("app") == [("connect", "")]
         # Once it has it, its tokens are its own affair, and nobody else's.
         assert await roles.done("app", AlterRole, "app", add_token=b"1" * 32) == ""
@@ -359,7 +359,7 @@ async def test_settings_of_a_view_are_an_allow_list_for_everybody(tmp_path: Path
                 text = "SELECT max(n) AS v FROM t"
                 answer = await roles.ask(None, kind, *names, text, conf={name: "x"})
                 assert answer.code == "InvalidUsage"
-                assert f"setting {name!r} is the service's own" in answer.text
+                assert f"setting {name!r} belongs to the service" in answer.text
         conf = {"spark.sql.ansi.enabled": "true"}
         await roles.done(None, CreateView, "v", "SELECT max(n) AS v FROM t", conf=conf)
 

@@ -190,7 +190,7 @@ async def test_what_ends_the_wait_for_an_index(tmp_path: Path, ended: str) -> No
             # expires: nothing is installed
             await world.submit(msgspec.structs.replace(waiting, deadline_ms=1))
             failed = await world.session.expect(RequestFailed)
-            assert (failed.code, "index t_n is sealed below" in failed.text) == (
+            assert (failed.code, "index t_n is sealed only below" in failed.text) == (
                 "DeadlineExceeded",
                 True,
             )

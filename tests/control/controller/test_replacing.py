@@ -288,7 +288,7 @@ async def test_names_comments_and_what_depends_on_them(tmp_path: Path) -> None:
             await client.submit(AlterObject(0, "w", comment="x", column="nothing"))
         with pytest.raises(UnknownObject):
             await client.peek("v")
-        with pytest.raises(InvalidUsage, match="only a materialized view"):
+        with pytest.raises(InvalidUsage, match="only materialized views"):
             await client.submit(AlterObject(0, "t", target_lag_ms=5))
     async with running(tmp_path) as client:
         assert counted(await client.peek("w", key={"k": 1})) == Counter([(1, 2, 55)])

@@ -76,13 +76,13 @@ def test_a_dropped_role_loses_also_what_needs_no_right() -> None:
     assert refused(ROLES, bare) == ""
     assert "app was dropped" in refused(ROLES.drop(("app",)), bare)
     assert refused(ROLES.drop(("app",)), TRUSTED) == ""
-    assert "proved none" in refused(ROLES, held_reads(UNPROVEN, (T,)))
+    assert "requires a role" in refused(ROLES, held_reads(UNPROVEN, (T,)))
 
 
 def test_rights_on_the_whole_service_are_needed_as_well() -> None:
     copy = held_rights("boss", ((ADMIN, None),))
     assert refused(ROLES, copy) == ""
-    assert "is no administrator" in refused(ROLES.revoke(("boss",), (ADMIN,), None), copy)
+    assert "is not an administrator" in refused(ROLES.revoke(("boss",), (ADMIN,), None), copy)
     assert copy.reads == ()
     assert held_rights(None, ((READ, T),)) is TRUSTED
     assert held_reads("app", (T,)).reads == (("u1", "u1"),)
@@ -231,7 +231,7 @@ async def test_a_copy_ends_with_the_right_to_administer(tmp_path: Path) -> None:
         await rights.with_reader()
         number = await rights.submit("boss", CopyTo, "t", "copies")
         change = (ChangeRights, ("boss",), (ADMIN,), "service", (), True)
-        assert "is no administrator" in await rights.ended_before(number, *change)
+        assert "is not an administrator" in await rights.ended_before(number, *change)
 
 
 async def test_others_and_other_changes_end_nothing(tmp_path: Path) -> None:

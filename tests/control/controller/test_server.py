@@ -123,7 +123,7 @@ async def test_a_request_number_in_use_breaks_the_protocol() -> None:
         await link.send(ReadStatus(1))
         await link.send(ReadStatus(1))
         answer = await link.receive()
-        assert (answer.request, "number 1 is in use" in answer.text) == (0, True)
+        assert (answer.request, "number 1: it is in use" in answer.text) == (0, True)
 
 
 async def test_changes_are_counted_as_delivered() -> None:

@@ -1,4 +1,4 @@
--- The auctions of most bids in a hopping window.
+-- The auctions with the most bids in a hopping window.
 with counted as (
   select auction, window(dateTime, '10 seconds', '2 seconds') as period, count(*) as num
   from bid

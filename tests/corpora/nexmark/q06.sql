@@ -1,4 +1,4 @@
--- A seller's average closing price over the last ten auctions: a frame of rows over a first row.
+-- A seller's average closing price over the last ten auctions: a ROWS frame over first rows.
 with closing as (
   select
     a.id,

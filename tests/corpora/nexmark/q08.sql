@@ -1,4 +1,4 @@
--- People who sell in the window in which they came: a join of two grouped windows.
+-- People who sell in the window in which they registered: a join of two grouped windows.
 with arrivals as (
   select id, name, window(dateTime, '10 seconds') as period
   from person

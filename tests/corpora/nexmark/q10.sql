@@ -1,4 +1,4 @@
--- Bids with the partition that a log of files would keep them in: formats of time.
+-- Bids with the partition of a file log that they belong to: time formatting.
 select
   auction, bidder, price, dateTime, extra,
   date_format(dateTime, 'yyyy-MM-dd') as dt,

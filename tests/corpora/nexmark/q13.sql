@@ -1,4 +1,4 @@
--- Bids beside a bounded side input, made in place.
+-- Bids joined to a bounded side input that the query defines.
 with side as (
   select id as key, concat('value-', id) as value from range(0, 10000)
 )

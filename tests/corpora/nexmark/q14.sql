@@ -1,4 +1,4 @@
--- Computed columns: the time of day, and how often a letter stands in a text.
+-- Computed columns: the time of day, and the number of times that a letter occurs in a text.
 select
   auction,
   bidder,

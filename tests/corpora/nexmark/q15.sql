@@ -1,4 +1,4 @@
--- Bids, bidders and auctions of a day: eight distinct counts, six with filters.
+-- Bids, bidders and auctions per day: eight distinct counts, six with filters.
 select
   date_format(dateTime, 'yyyy-MM-dd') as day,
   count(*) as total_bids,

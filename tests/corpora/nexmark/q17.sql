@@ -1,4 +1,4 @@
--- Bids of an auction a day: counts with filters, least, greatest, average and sum.
+-- Bids per auction and day: filtered counts, minimum, maximum, average and sum.
 select
   auction,
   date_format(dateTime, 'yyyy-MM-dd') as day,

@@ -1,4 +1,4 @@
--- The ten highest bids of an auction: the first rows of a partition, with their number.
+-- The ten highest bids of an auction: the first rows of a partition, with their row numbers.
 with ranked as (
   select
     *,

@@ -1,4 +1,4 @@
--- Bids with their auctions, of one category.
+-- Bids with their auctions, in one category.
 select
   b.auction, b.bidder, b.price, b.channel, b.url,
   b.dateTime as bid_dateTime,

@@ -1,4 +1,4 @@
--- The id of a bid's channel, by name or out of its address.
+-- The id of a bid's channel, by name or from its URL.
 select
   auction,
   bidder,

@@ -1,4 +1,4 @@
--- The folders in a bid's address.
+-- The folders in a bid's URL.
 select
   auction,
   bidder,

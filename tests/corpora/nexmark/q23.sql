@@ -1,4 +1,4 @@
--- Bids of people who sell, too: a join of all three, many to many.
+-- Bids by people who also sell: a many-to-many join of all three tables.
 select
   b.bidder, b.price, b.channel, b.url,
   b.extra as bid_extra,

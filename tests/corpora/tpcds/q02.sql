@@ -1,4 +1,4 @@
--- Weekly sales by day of the week, beside those of the year after.
+-- Weekly sales by day of the week, compared with the following year.
 with sold as (
   select ws_sold_date_sk as sold_date_sk, ws_ext_sales_price as price from web_sales
   union all

@@ -1,4 +1,4 @@
--- States whose customers buy dear items: a scalar subquery for the month, a correlated average.
+-- States whose customers buy expensive items: a scalar subquery for the month, a correlated average.
 select ca_state as state, count(*) as cnt
 from customer_address
 join customer on c_current_addr_sk = ca_address_sk

@@ -1,4 +1,4 @@
--- Five buckets, each one of two averages by a count: fifteen scalar subqueries.
+-- Five buckets, each with one of two averages, chosen by a count: fifteen scalar subqueries.
 select
   case when (select count(*) from store_sales where ss_quantity between 1 and 20) > 74129
     then (select avg(ss_ext_discount_amt) from store_sales where ss_quantity between 1 and 20)

@@ -1,4 +1,4 @@
--- Kinds of customers of some counties: EXISTS, and EXISTS OR EXISTS.
+-- Kinds of customers in some counties: EXISTS, and EXISTS OR EXISTS.
 select
   cd_gender, cd_marital_status, cd_education_status, count(*) as cnt1,
   cd_purchase_estimate, count(*) as cnt2, cd_credit_rating, count(*) as cnt3,

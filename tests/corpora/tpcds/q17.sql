@@ -1,4 +1,4 @@
--- What is bought, returned and bought again by catalog: spreads of three quantities.
+-- Items bought, returned and bought again by catalog: standard deviations of three quantities.
 select
   i_item_id, i_item_desc, s_state,
   count(ss_quantity) as sales_count,

@@ -1,4 +1,4 @@
--- What the best customers buy of frequent items: IN of groups, a scalar maximum in HAVING.
+-- Purchases of frequent items by the best customers: IN over groups, a scalar maximum in HAVING.
 with frequent as (
   select substr(i_item_desc, 1, 30) as itemdesc, i_item_sk as item_sk, d_date as solddate
   from store_sales

@@ -1,4 +1,4 @@
--- Customers of foreign birth by what they paid for pale items, above a share of the average.
+-- Foreign-born customers by their spending on pale items, above a share of the average.
 with paid as (
   select
     c_last_name, c_first_name, s_store_name, ca_state, s_state, i_color, i_current_price,

@@ -1,4 +1,4 @@
--- Profit of what is bought, returned and bought again by catalog.
+-- Profit on items bought, returned and bought again by catalog.
 select
   i_item_id, i_item_desc, s_store_id, s_store_name,
   sum(ss_net_profit) as store_sales_profit,

@@ -1,4 +1,4 @@
--- Quantities of what is bought, returned and bought again by catalog.
+-- Quantities of items bought, returned and bought again by catalog.
 select
   i_item_id, i_item_desc, s_store_id, s_store_name,
   sum(ss_quantity) as store_sales_quantity,

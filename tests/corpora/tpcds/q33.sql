@@ -1,4 +1,4 @@
--- A category's manufacturers over three channels: IN over the same table, sums of sums.
+-- A category's manufacturers in three channels: IN over the same table, sums of sums.
 with chosen as (
   select i_manufact_id from item where i_category in ('Electronics')
 ),

@@ -1,4 +1,4 @@
--- Kinds of customers by state: EXISTS, and EXISTS OR EXISTS, with least, greatest and average.
+-- Kinds of customers by state: EXISTS, and EXISTS OR EXISTS, with minimum, maximum and average.
 select
   ca_state, cd_gender, cd_marital_status,
   cd_dep_count, count(*) as cnt1, min(cd_dep_count) as min1, max(cd_dep_count) as max1,

@@ -1,4 +1,4 @@
--- Stock that varies much in two months in a row: spreads joined with themselves.
+-- Stock that varies a lot in two consecutive months: standard deviations joined with themselves.
 with spread as (
   select
     w_warehouse_sk as warehouse, i_item_sk as item, d_moy as moy,

@@ -1,4 +1,4 @@
--- The same where the first month varies more still.
+-- The same, with even more variation in the first month.
 with spread as (
   select
     w_warehouse_sk as warehouse, i_item_sk as item, d_moy as moy,

@@ -1,4 +1,4 @@
--- Months that differ from the year's average, with the month before and after: windows joined.
+-- Months that differ from the year's average, with the months before and after: windows joined.
 with monthly as (
   select
     i_category, i_brand, s_store_name, s_company_name, d_year, d_moy,

@@ -1,4 +1,4 @@
--- How long after the sale things come back to a store: five conditional counts.
+-- How long after the sale items are returned to a store: five conditional counts.
 select
   s_store_name, s_company_id, s_street_number, s_street_name, s_street_type, s_suite_number,
   s_city, s_county, s_state, s_zip,

@@ -1,4 +1,4 @@
--- Days on which an item's web sales so far pass its store sales so far: running sums, full join.
+-- Days on which an item's total web sales exceed its store sales: running sums, a full join.
 with web as (
   select
     ws_item_sk as item_sk, d_date,

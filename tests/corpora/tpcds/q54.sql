@@ -1,4 +1,4 @@
--- Customers by what they spend after a purchase: scalar subqueries as the ends of a BETWEEN.
+-- Customers by their spending after a purchase: scalar subqueries as the bounds of a BETWEEN.
 with buyers as (
   select distinct c_customer_sk, c_current_addr_sk
   from (

@@ -1,4 +1,4 @@
--- Items of some colours over three channels.
+-- Items of some colours in three channels.
 with chosen as (
   select i_item_id from item where i_color in ('slate', 'blanched', 'burnished')
 ),

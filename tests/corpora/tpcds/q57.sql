@@ -1,4 +1,4 @@
--- A call center's months that differ from the year's average, with the months beside them.
+-- A call center's months that differ from the year's average, with the months before and after.
 with monthly as (
   select
     i_category, i_brand, cc_name, d_year, d_moy,

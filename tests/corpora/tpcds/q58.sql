@@ -1,4 +1,4 @@
--- Items that sell alike in three channels in one week: a scalar subquery within IN.
+-- Items with similar sales in three channels in one week: a scalar subquery within IN.
 with days as (
   select d_date
   from date_dim

@@ -1,4 +1,4 @@
--- A store's weeks beside those of the year after, by day of the week.
+-- A store's weeks compared with the following year, by day of the week.
 with weekly as (
   select
     d_week_seq, ss_store_sk,

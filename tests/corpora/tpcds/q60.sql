@@ -1,4 +1,4 @@
--- A category's items over three channels.
+-- A category's items in three channels.
 with chosen as (
   select i_item_id from item where i_category in ('Music')
 ),

@@ -1,4 +1,4 @@
--- How long web orders wait for shipping: groups of a computed text.
+-- How long web orders wait for shipping: grouped by a computed text.
 select
   substr(w_warehouse_name, 1, 20) as warehouse, sm_type, web_name,
   sum(case when ws_ship_date_sk - ws_sold_date_sk <= 30 then 1 else 0 end) as days_30,

@@ -1,4 +1,4 @@
--- What sells again a year later at the same store: eighteen tables, then joined with itself.
+-- Items that sell again a year later at the same store: eighteen tables, then a self join.
 with catalog as (
   select
     cs_item_sk,

@@ -1,4 +1,4 @@
--- Items that sell a tenth of their store's average: a group of a group beside the group.
+-- Items that sell a tenth of their store's average: a grouping of a grouping, joined to the first.
 with sold as (
   select ss_store_sk, ss_item_sk, sum(ss_sales_price) as revenue
   from store_sales

@@ -1,4 +1,4 @@
--- Warehouses by month over two channels: 48 conditional sums, summed again.
+-- Warehouses by month in two channels: 48 conditional sums, summed again.
 select
   w_warehouse_name, w_warehouse_sq_ft, w_city, w_county, w_state, w_country,
   ship_carriers, year,

@@ -1,4 +1,4 @@
--- Tickets of customers who bought away from home at the beginning of a month.
+-- Tickets of customers who bought away from home at the start of a month.
 select
   c_last_name, c_first_name, home.ca_city, bought_city, ss_ticket_number, extended_price,
   extended_tax, list_price

@@ -1,4 +1,4 @@
--- Kinds of customers who buy in stores alone: EXISTS and twice NOT EXISTS.
+-- Kinds of customers who buy only in stores: EXISTS and two NOT EXISTS.
 select
   cd_gender, cd_marital_status, cd_education_status, count(*) as cnt1,
   cd_purchase_estimate, count(*) as cnt2, cd_credit_rating, count(*) as cnt3

@@ -1,4 +1,4 @@
--- Catalog orders of what was short in stock: eleven tables, inequalities, two outer joins.
+-- Catalog orders of items with too little stock: eleven tables, inequalities, two outer joins.
 select
   i_item_desc, w_warehouse_name, sold.d_week_seq,
   sum(case when p_promo_sk is null then 1 else 0 end) as no_promo,

@@ -1,4 +1,4 @@
--- Sales whose reference is missing, in three channels: IS NULL on keys.
+-- Sales without a reference, in three channels: IS NULL on keys.
 select
   channel, col_name, d_year, d_qoy, i_category, count(*) as sales_cnt,
   sum(ext_sales_price) as sales_amt

@@ -1,4 +1,4 @@
--- What customers keep of what they buy, by channel: anti joins by outer joins, then outer joins.
+-- Purchases that were not returned, by channel: anti joins written as outer joins, then outer joins.
 with ws as (
   select
     d_year as year, ws_item_sk as item, ws_bill_customer_sk as customer, sum(ws_quantity) as qty,

@@ -1,4 +1,4 @@
--- Tickets at stores of some size on Mondays.
+-- Tickets at stores of a certain size on Mondays.
 select
   c_last_name, c_first_name, substr(s_city, 1, 30) as city, ss_ticket_number, amt, profit
 from (

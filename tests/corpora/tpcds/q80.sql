@@ -1,4 +1,4 @@
--- Sales less returns of dear items in three channels: outer joins below sums, ROLLUP.
+-- Sales less returns of expensive items in three channels: outer joins below sums, ROLLUP.
 with store_part as (
   select
     s_store_id as id, sum(ss_ext_sales_price) as sales, sum(coalesce(sr_return_amt, 0)) as returns,

@@ -1,4 +1,4 @@
--- Customers of a city with some income who return things.
+-- Customers of a city, within an income range, who return items.
 select
   c_customer_id as customer_id,
   concat(coalesce(c_last_name, ''), ', ', coalesce(c_first_name, '')) as customername

@@ -1,4 +1,4 @@
--- How many customers buy in stores alone on a day: EXCEPT.
+-- How many customers buy only in stores on a day: EXCEPT.
 select count(*) as customers
 from (
   select distinct c_last_name, c_first_name, d_date

@@ -1,4 +1,4 @@
--- Web sales of the morning against those of the evening: a quotient of two one-row tables.
+-- Web sales in the morning against those in the evening: a quotient of two one-row tables.
 select cast(amc as decimal(15,4)) / cast(pmc as decimal(15,4)) as am_pm_ratio
 from (
   select count(*) as amc

@@ -1,4 +1,4 @@
--- Losses of call centers by returns of a kind of customers.
+-- Losses of call centers from returns by one kind of customers.
 select
   cc_call_center_id as call_center, cc_name as call_center_name, cc_manager as manager,
   sum(cr_net_loss) as returns_loss

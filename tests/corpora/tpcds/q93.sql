@@ -1,4 +1,4 @@
--- What customers paid for less what they gave back for one reason.
+-- Customers' payments less their returns for one reason.
 select ss_customer_sk, sum(act_sales) as sumsales
 from (
   select

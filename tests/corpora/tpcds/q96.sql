@@ -1,4 +1,4 @@
--- How many buy in half an hour of the evening.
+-- The number of sales in half an hour of the evening.
 select count(*) as sales
 from store_sales
 join household_demographics on hd_demo_sk = ss_hdemo_sk

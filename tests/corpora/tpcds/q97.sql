@@ -1,4 +1,4 @@
--- Customers and items by channel, in one of them or in both: a full join of groups.
+-- Pairs of customer and item in one channel or in both: a full join of groups.
 with stores as (
   select ss_customer_sk as customer_sk, ss_item_sk as item_sk
   from store_sales

@@ -1,4 +1,4 @@
--- Suppliers at the least cost of a part in a region: a correlated minimum over a join.
+-- The cheapest suppliers of a part in a region: a correlated minimum over a join.
 select s_acctbal, s_name, n_name, p_partkey, p_mfgr, s_address, s_phone, s_comment
 from part
 join partsupp on ps_partkey = p_partkey

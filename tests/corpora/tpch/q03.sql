@@ -1,4 +1,4 @@
--- The ten unshipped orders of most revenue.
+-- The ten unshipped orders with the highest revenue.
 select
   l_orderkey,
   sum(l_extendedprice * (1 - l_discount)) as revenue,

@@ -1,4 +1,4 @@
--- One sum of what a filter leaves.
+-- One sum over filtered rows.
 select sum(l_extendedprice * l_discount) as revenue
 from lineitem
 where l_shipdate >= date '1994-01-01'

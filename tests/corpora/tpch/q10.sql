@@ -1,4 +1,4 @@
--- The twenty customers who sent most back.
+-- The twenty customers with the most returns.
 select
   c_custkey,
   c_name,

@@ -1,4 +1,4 @@
--- How many customers have how many orders: counts of the counts of an outer join.
+-- Customers by their number of orders: counts of the counts of an outer join.
 with each as (
   select c_custkey, count(o_orderkey) as c_count
   from customer

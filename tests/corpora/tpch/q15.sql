@@ -1,4 +1,4 @@
--- The supplier of most revenue: a scalar maximum over a grouped table that is read twice.
+-- The supplier with the highest revenue: a scalar maximum over a grouped table that is read twice.
 with revenue as (
   select l_suppkey as supplier_no, sum(l_extendedprice * (1 - l_discount)) as total_revenue
   from lineitem

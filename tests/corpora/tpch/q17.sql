@@ -1,4 +1,4 @@
--- Revenue of small orders: below a fifth of the average of their own part.
+-- Revenue of small orders: less than a fifth of the average quantity of their part.
 select sum(l_extendedprice) / 7.0 as avg_yearly
 from lineitem
 join part on p_partkey = l_partkey

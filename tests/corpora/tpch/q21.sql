@@ -1,4 +1,4 @@
--- Suppliers who alone kept an order waiting: EXISTS and NOT EXISTS with an inequality.
+-- Suppliers who alone delayed an order: EXISTS and NOT EXISTS with an inequality.
 select s_name, count(*) as numwait
 from supplier
 join lineitem as late on late.l_suppkey = s_suppkey

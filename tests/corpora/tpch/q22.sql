@@ -1,4 +1,4 @@
--- Customers with money and no orders: NOT EXISTS beside a scalar average.
+-- Customers with money and no orders: NOT EXISTS and a scalar average.
 with chosen as (
   select c_custkey, substring(c_phone, 1, 2) as cntrycode, c_acctbal
   from customer

@@ -31,8 +31,8 @@ public class ConnectJdbcProgram {
     }
     tell("lacks", "parameters", "the driver has no PreparedStatement");
     tell("lacks", "batch", "the driver has no PreparedStatement");
-    tell("lacks", "transaction", "Spark has none");
-    tell("lacks", "subscribe", "Spark's protocol has rows of one time alone");
+    tell("lacks", "transaction", "Spark has no transactions");
+    tell("lacks", "subscribe", "Spark's protocol returns only finite results");
     tries("connect", ConnectJdbcProgram::connect);
     tries("reflection", ConnectJdbcProgram::reflection);
     tries("binary", ConnectJdbcProgram::types);

@@ -1,4 +1,4 @@
-"""What ADBC's driver for PostgreSQL can do: ``adbc_program.py HOST:PORT`` tells it."""
+"""Print what ADBC's PostgreSQL driver can do: ``adbc_program.py HOST:PORT``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PLAIN = (
     *("id", "flag", "tiny", "small", "whole", "large", "single", "twice", "word", "short"),
     *("fixed", "raw", "day", "moment", "clock", "list", "words"),
 )
-"""Columns whose values Arrow has as they are; the others are texts to this driver."""
+"""Columns whose values Arrow represents directly; this driver returns the others as strings."""
 
 
 def main(address: str) -> None:
     probe = ClientProbe("ADBC", adbc_driver_postgresql.__version__)
     uri = f"postgresql://tester@{address}/penstock"
-    probe.lacks("text", "it asks for binary alone")
-    probe.lacks("savepoint", "it has none of its own, and SAVEPOINT as a text does")
+    probe.lacks("text", "it requests only binary")
+    probe.lacks("savepoint", "its API has none; the statement SAVEPOINT works")
     with probe.tries("connect"), dbapi.connect(uri) as db:
         check(str(db.adbc_get_info()["vendor_version"])[:2], "15")
     for tried in TRIED:
@@ -107,7 +107,7 @@ def batch(db: Any) -> None:
 
 
 def transaction(db: Any) -> None:
-    """On a connection that does not commit by itself."""
+    """Run a transaction on a connection without autocommit."""
     run(db, "CREATE TABLE accounts (id bigint PRIMARY KEY, n bigint)")
     run(db, "INSERT INTO accounts VALUES (1, 1)")
     db.commit()

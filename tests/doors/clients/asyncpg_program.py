@@ -1,4 +1,4 @@
-"""What asyncpg can do: ``asyncpg_program.py HOST:PORT`` tells it (`client_probe`)."""
+"""Print what asyncpg can do: ``asyncpg_program.py HOST:PORT`` (see `client_probe`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sample_rows import KINDS_ROWS, MANY_ROWS, PREPARED, is_null_row, kinds_row,
 async def main(address: str) -> None:
     probe = ClientProbe("asyncpg", asyncpg.__version__)
     dsn = f"postgresql://tester@{address}/penstock"
-    probe.lacks("text", "it asks for binary alone")
+    probe.lacks("text", "it requests only binary")
     with probe.tries("connect"):
         db = await asyncpg.connect(dsn)
         check(db.get_server_version()[:2], (15, 0))
@@ -31,7 +31,7 @@ async def main(address: str) -> None:
 
 
 def row_of(number: int) -> tuple[Any, ...]:
-    """A row as asyncpg gives it: JSON is text to it."""
+    """Return a row as asyncpg does, with JSON as a string."""
     row = kinds_row(number)
     return tuple(
         json.dumps(value, separators=(",", ":")) if isinstance(value, dict) else value

@@ -1,8 +1,8 @@
-"""What tests of clients share: a service with `sample_rows` in it, and programs of clients.
+"""Shared by the tests of clients: a service with `sample_rows` in it, and runners of programs.
 
-The service runs in a thread of the test's process, its doors on free ports of loopback. The clients
-are programs of their own: Python's run in the environment of `make clients`, or in the one that
-``CLIENTS_PYTHON`` names.
+The service runs in a thread of the test's process, with its listeners on free loopback ports. The
+clients run as separate programs; Python ones in the environment of `make clients`, or in the one
+that ``CLIENTS_PYTHON`` names.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ CLIENTS_PYTHON: Final = os.environ.get("CLIENTS_PYTHON") or str(
 
 
 class ClientHouse:
-    """A service in a thread of its own."""
+    """A service in its own thread."""
 
     def __init__(self, portal: BlockingPortal, service: Service, client: Client) -> None:
         self._portal = portal
         self._client = client
         self.pg_address = service.pg_address or ""
-        """Host and port of the door for PostgreSQL's clients."""
+        """Host and port of the PostgreSQL listener."""
         self.connect_address = service.connect_address or ""
-        """Those of the door for Spark Connect's."""
+        """Host and port of the Spark Connect listener."""
 
     def call(self, name: str, *given: Any, **named: Any) -> Any:
         """Call a method of the service's own client."""
@@ -107,7 +107,7 @@ def fill_house(house: ClientHouse) -> ClientHouse:
 
 
 def clients_python(*packages: str) -> str:
-    """Return the Python that has these packages; skips the test where none has."""
+    """Return a Python with these packages; skips the test if there is none."""
     if not Path(CLIENTS_PYTHON).exists():
         pytest.skip("no environment of clients: `make clients` makes it")
     asked = "; ".join(f"import {name}" for name in packages)
@@ -125,8 +125,8 @@ def clients_python(*packages: str) -> str:
 
 
 def needed(path: str, package: str) -> str:
-    """Return the path of a program or file; skips the test where it is absent. `package` is the one
-    of Debian's that has it."""
+    """Return the path of a program or file; skips the test if it is missing. `package` is the
+    Debian package that provides it."""
     found = shutil.which(path) or next(iter(sorted(map(str, Path("/").glob(path.lstrip("/"))))), "")
     if not found:
         pytest.skip(f"no {path} here: Debian's package {package} has it")
@@ -135,7 +135,7 @@ def needed(path: str, package: str) -> str:
 
 @functools.cache
 def java_compiler() -> tuple[str, str]:
-    """Return the paths of `java` and `javac` of one JDK; skips the test where there is none."""
+    """Return the paths of `java` and `javac` of one JDK; skips the test if there is none."""
     home = os.environ.get("JAVA_HOME", "")
     javac = shutil.which("javac", path=f"{home}/bin") if home else None
     javac = javac or shutil.which("javac")
@@ -168,7 +168,7 @@ def run_python(name: str, arguments: Sequence[str], *, python: str = sys.executa
 
 
 def run_program(command: Sequence[str], environ: Mapping[str, str] | None = None) -> ClientSight:
-    """Run a program of a client, and return what it has told."""
+    """Run a client program, and return the results that it printed."""
     # What a user has set for a database of their own must not lead the clients there.
     outside = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "SPARK_", "DBT_"))}
     done = subprocess.run(
@@ -186,8 +186,7 @@ def run_program(command: Sequence[str], environ: Mapping[str, str] | None = None
 
 
 def page_differences(sight: ClientSight, config: pytest.Config) -> list[str]:
-    """Keep what was seen for `make compatibility`, and return where the page says something
-    else."""
+    """Store the results for `make compatibility`, and return where the page disagrees with them."""
     if config.cache is not None:
         config.cache.set(f"{CACHE_KEY}/{sight.name.replace(' ', '-')}", sight.as_json())
     found = differences(PAGE.read_text() if PAGE.exists() else "", sight)

@@ -1,7 +1,7 @@
-"""What a program of a client tells the test that started it: a line for each thing that it tried.
+"""Prints the results of a client program, one line per capability, for the test that started it.
 
-Of the standard library alone: programs run in the environment of the clients, without the service.
-A line has tabs between its parts: ``client NAME VERSION``, then for each capability
+Uses only the standard library: the programs run in the clients' environment, without the service.
+The parts of a line are separated by tabs: ``client NAME VERSION``, then for each capability
 (`capabilities`) ``yes KEY``, ``no KEY REASON`` or ``lacks KEY REASON``.
 """
 
@@ -17,15 +17,15 @@ REASON_CHARACTERS_MAX = 200
 
 
 class ClientProbe:
-    """Tells of one client."""
+    """Prints the results of one client."""
 
     def __init__(self, name: str, version: str) -> None:
-        """Tell which client it is."""
+        """Print the client's name and version."""
         self._tell("client", name, version)
 
     @contextmanager
     def tries(self, capability: str) -> Iterator[None]:
-        """Tell whether the block could be carried out; its error goes to stderr."""
+        """Print whether the block succeeded; its error goes to stderr."""
         begun = time.monotonic()
         try:
             yield
@@ -40,7 +40,7 @@ class ClientProbe:
             print(f"{capability}: {time.monotonic() - begun:.1f} s", file=sys.stderr)
 
     def lacks(self, capability: str, reason: str) -> None:
-        """Tell that the client itself has no such thing."""
+        """Print that the client itself does not have a capability."""
         self._tell("lacks", capability, reason)
 
     def _tell(self, *parts: str) -> None:
@@ -48,7 +48,7 @@ class ClientProbe:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first line of an error's text."""
+    """Return the first line of an error message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else "it does not give what was wanted"
     # The state says nothing to a reader of the page.
@@ -57,7 +57,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def check(found: object, wanted: object) -> None:
-    """Raise `AssertionError` if two values are not equal; the text says the first difference."""
+    """Raise `AssertionError` with the first difference if two values are not equal."""
     if found == wanted:
         return
     if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):

@@ -1,8 +1,8 @@
-"""The page of what clients can do: ``python tests/doors/clients/compatibility_page.py`` writes it.
+"""The compatibility page: ``python tests/doors/clients/compatibility_page.py`` writes it.
 
-Tests of clients keep what they saw in pytest's cache and fail if the page says something else
-(`client_house.page_differences`). This program writes into the page what is kept; a client that was
-not seen here stays as the page has it.
+Tests of clients store what they saw in pytest's cache, and fail if the page disagrees
+(`client_house.page_differences`). This program writes the stored results into the page. A client
+without stored results keeps its entries.
 """
 
 from __future__ import annotations
@@ -31,44 +31,50 @@ _REASON: Final = re.compile(r"^- ([^,]+), (.+?): (.+)$", re.MULTILINE)
 HEAD: Final = """\
 # Compatibility
 
-What real clients can do, each tried by a test of `tests/doors/clients`: a test fails when this page
-says something else than it saw. `make compatibility` writes the page from what the last tests saw,
-and `make clients` makes the environment of those clients that Python has; pgjdbc and psqlODBC are
-Debian's `libpostgresql-jdbc-java` and `odbc-postgresql`. What is absent on a machine is not tried
-there.
+What real clients can do with Penstock: PostgreSQL drivers and tools, Spark Connect clients, dbt.
 
-*yes*: it can. **no**: the service does not do it yet. –: the client itself has no such thing. The
-reasons stand below each table.
+| | meaning |
+|---|---|
+| yes | it works |
+| **no** | the service does not support it yet |
+| – | the client does not have this feature |
+
+The reasons are listed below each table. Every entry is checked by a test in `tests/doors/clients`,
+which fails if this page disagrees with what it saw.
+
+To update the page, run `make compatibility`, which writes it from the results of the last test run.
+`make clients` installs the Python clients; pgjdbc and psqlODBC are Debian's
+`libpostgresql-jdbc-java` and `odbc-postgresql`. Clients that are not installed are skipped.
 """
 
 
 class Sighting(NamedTuple):
-    """What was seen of one capability of a client."""
+    """What a test saw of one capability of a client."""
 
     answer: Answer
     reason: str = ""
 
 
 class ClientSight(NamedTuple):
-    """What was seen of one client, by capability."""
+    """What a test saw of one client, by capability."""
 
     name: str
     version: str
     seen: dict[str, Sighting]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as pytest's cache keeps it."""
+        """Return it as stored in pytest's cache."""
         return {"name": self.name, "version": self.version, "seen": self.seen}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ClientSight:
-        """Return what `as_json` gave."""
+        """Return the sight that `as_json` encoded."""
         seen = {key: Sighting(*told) for key, told in data["seen"].items()}
         return cls(data["name"], data["version"], seen)
 
 
 def read_sight(lines: str) -> ClientSight:
-    """Return what a program of a client has told; see `client_probe`."""
+    """Parse the output of a client's program; see `client_probe`."""
     name = version = ""
     seen: dict[str, Sighting] = {}
     for line in lines.splitlines():
@@ -86,7 +92,7 @@ def read_sight(lines: str) -> ClientSight:
 
 
 def page_of(sights: Mapping[str, ClientSight], differences: Sequence[SqlDifference]) -> str:
-    """Return the page; a client that was never seen has empty cells."""
+    """Return the page. A client that was never tested has empty cells."""
     tables = (_table(door, sights) for door in DOORS)
     return "\n".join([HEAD, *tables, section_of(differences)])
 
@@ -115,7 +121,7 @@ def _table(door: DoorTable, sights: Mapping[str, ClientSight]) -> str:
 
 
 def read_page(text: str) -> dict[str, ClientSight]:
-    """Return what a page says of each client."""
+    """Parse what a page says of each client."""
     found: dict[str, ClientSight] = {}
     for door in DOORS:
         section = text.partition(f"## {door.title}\n")[2].partition("\n## ")[0]
@@ -140,8 +146,8 @@ def read_page(text: str) -> dict[str, ClientSight]:
 
 
 def differences(text: str, sight: ClientSight) -> list[str]:
-    """Return where a page and what was seen of a client differ; versions, and the words in which
-    something fails, may."""
+    """Return the differences between a page and a test's results for a client. Versions, and the
+    error texts of failures, may differ."""
     said = read_page(text).get(sight.name, ClientSight(sight.name, "", {})).seen
     wrong = []
     for key, title in door_of(sight.name).capabilities.items():
@@ -157,7 +163,7 @@ def differences(text: str, sight: ClientSight) -> list[str]:
 
 
 def write_page() -> None:
-    """Write into the page what is kept in pytest's cache."""
+    """Write the results in pytest's cache into the page."""
     page = PAGE.read_text() if PAGE.exists() else ""
     sights, differences = read_page(page), read_section(page)
     for path in sorted(CACHE_FOLDER.glob("*")):

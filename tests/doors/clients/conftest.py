@@ -14,8 +14,8 @@ from spark_house import SparkHouse  # type: ignore[import-not-found]
 def house(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ClientHouse]:
-    """A service with a door for PostgreSQL's clients, on each engine: all that a program sees, and
-    the page says, is the same on both."""
+    """Yield a service with a PostgreSQL listener, on each engine. What a program sees, and what the
+    page says, is the same on both."""
     if request.param == "spark":
         yield request.getfixturevalue("client_house_on_spark")
         return
@@ -25,5 +25,5 @@ def house(
 
 @pytest.fixture(scope="module")
 def client_house_on_spark(spark_house: SparkHouse) -> ClientHouse:
-    """The service on Spark, with both doors."""
+    """Return the service on Spark, with both listeners."""
     return fill_house(ClientHouse(spark_house.portal, spark_house.service, spark_house.client))

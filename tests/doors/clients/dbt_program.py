@@ -1,6 +1,6 @@
-"""What dbt-spark can do: ``dbt_program.py PROJECT`` tells it (`client_probe`).
+"""Print what dbt-spark can do: ``dbt_program.py PROJECT`` (see `client_probe`).
 
-`SPARK_REMOTE` names the service. All commands run in this one process, as dbt's own runner has it.
+`SPARK_REMOTE` names the service. All commands run in this process, through dbt's own runner.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dbt.cli.main import dbtRunner
 from pyspark.sql import SparkSession
 
 OTHERS = ("tag:plain_view", "tag:incremental")
-"""Models that are tried apart, so that one kind that fails does not fail the others."""
+"""Models that are run separately, so that a failing kind does not fail the others."""
 
 
 class DbtProject:
@@ -24,7 +24,7 @@ class DbtProject:
         self._folder = folder
 
     def run(self, *arguments: str) -> None:
-        """Run a command. Raises `RuntimeError` with what failed first."""
+        """Run a command. Raises `RuntimeError` with its first failure."""
         places = ["--project-dir", self._folder, "--profiles-dir", self._folder]
         done = dbtRunner().invoke([*arguments, *places, "--no-use-colors"])
         if done.exception is not None:
@@ -94,7 +94,7 @@ def materialized_view(dbt: DbtProject, plain: tuple[str, ...]) -> None:
 
 
 def session() -> Any:
-    """The session that dbt's adapter uses, too."""
+    """Return the session, which dbt's adapter uses too."""
     return SparkSession.builder.getOrCreate()
 
 

@@ -1,4 +1,4 @@
-"""What psqlODBC can do, by pyodbc: ``odbc_program.py DRIVER HOST:PORT`` tells it."""
+"""Print what psqlODBC can do, through pyodbc: ``odbc_program.py DRIVER HOST:PORT``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main(driver: str, address: str) -> None:
         check(db.getinfo(pyodbc.SQL_DBMS_VER).split(".")[0], "15")
         check(db.getinfo(pyodbc.SQL_DBMS_NAME), "PostgreSQL")
     db.close()
-    probe.lacks("binary", "it asks for text alone")
+    probe.lacks("binary", "it requests only text")
     probe.lacks("copy_in", "ODBC has no COPY")
     probe.lacks("copy_out", "ODBC has no COPY")
     for tried in TRIED:

@@ -1,4 +1,4 @@
-"""What pandas can do over SQLAlchemy, and over ADBC: ``pandas_program.py HOST:PORT`` tells it."""
+"""Print what pandas can do over SQLAlchemy, and over ADBC: ``pandas_program.py HOST:PORT``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from client_probe import ClientProbe, check
 from sample_rows import KINDS, KINDS_ROWS, MANY_ROWS, is_null_row, kinds_row, spent_rows
 
 LEFT_TO_OTHERS = {
-    "prepared": "it prepares nothing, and the driver beneath does",
-    "savepoint": "SQLAlchemy beneath has them",
-    "copy_in": "ADBC beneath has it",
-    "copy_out": "ADBC beneath has it",
-    "cancel": "psycopg beneath has it",
+    "prepared": "it does not prepare statements; the underlying driver does",
+    "savepoint": "it has none; the underlying SQLAlchemy does",
+    "copy_in": "it has no COPY; the underlying ADBC does",
+    "copy_out": "it has no COPY; the underlying ADBC does",
+    "cancel": "it has no cancel; the underlying psycopg does",
 }
 
 
@@ -35,7 +35,7 @@ def main(address: str) -> None:
 
 
 def binary(address: str) -> None:
-    """Over ADBC."""
+    """Run the checks over ADBC."""
     plain = "id, flag, tiny, small, whole, large, single, twice, word, short, fixed, raw, day"
     with adbc_driver_postgresql.dbapi.connect(f"postgresql://tester@{address}/penstock") as db:
         found = pd.read_sql(f"SELECT {plain} FROM kinds WHERE id < 9 ORDER BY id", db)

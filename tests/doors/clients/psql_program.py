@@ -1,4 +1,4 @@
-"""What psql can do: ``psql_program.py PSQL HOST:PORT`` tells it (`client_probe`)."""
+"""Print what psql can do: ``psql_program.py PSQL HOST:PORT`` (see `client_probe`)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class PsqlRunner:
         self.command = [program, "-X", "-h", host, "-p", port, "-U", "tester", "-d", "penstock"]
 
     def lines(self, script: str, *options: str) -> list[str]:
-        """Return what a script prints, unaligned. Raises `RuntimeError` with what it complains."""
+        """Return what a script prints, unaligned. Raises `RuntimeError` with its error output."""
         done = self.run(script, "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", *options)
         if done.returncode or done.stderr:
             raise RuntimeError(done.stderr)
         return done.stdout.splitlines()
 
     def run(self, script: str, *options: str) -> subprocess.CompletedProcess[str]:
-        """Run a script that is read from stdin."""
+        """Run a script through stdin."""
         command = [*self.command, *options]
         return subprocess.run(command, input=script, capture_output=True, text=True, check=False)
 
@@ -36,7 +36,7 @@ def main(program: str, address: str) -> None:
     told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     probe = ClientProbe("psql", told.stdout.split()[2])
     psql = PsqlRunner(program, address)
-    probe.lacks("binary", "it asks for text alone")
+    probe.lacks("binary", "it requests only text")
     for tried in TRIED:
         with probe.tries(tried.__name__):
             tried(psql)

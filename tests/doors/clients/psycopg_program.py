@@ -1,4 +1,4 @@
-"""What psycopg 3 can do: ``psycopg_program.py HOST:PORT`` tells it (`client_probe`)."""
+"""Print what psycopg 3 can do: ``psycopg_program.py HOST:PORT`` (see `client_probe`)."""
 
 from __future__ import annotations
 

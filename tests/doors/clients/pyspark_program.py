@@ -1,4 +1,4 @@
-"""What a remote PySpark can do: ``pyspark_program.py HOST:PORT`` tells it (`client_probe`)."""
+"""Print what a remote PySpark can do: ``pyspark_program.py HOST:PORT`` (see `client_probe`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOREVER = "SELECT sum(hash(a.id * b.id + o.id)) FROM range(10000000) a, range(10
 
 def main(address: str) -> None:
     probe = ClientProbe("PySpark", pyspark.__version__)
-    probe.lacks("transaction", "Spark has none")
+    probe.lacks("transaction", "Spark has no transactions")
     spark: Any = SparkSession.builder.remote(f"sc://{address}").getOrCreate()
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     for tried in TRIED:

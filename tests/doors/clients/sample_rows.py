@@ -1,7 +1,7 @@
-"""Objects of the service that clients meet, and the rows in them. Of the standard library alone.
+"""Objects of the service that clients use, and their rows. Uses only the standard library.
 
-- ``kinds``: 10,000 rows with a column of every type; of every tenth all but ``id`` is NULL;
-- ``orders``: 1,000 rows with a PRIMARY KEY, an index ``by_customer``, and a view ``spent`` of it;
+- ``kinds``: 10,000 rows with a column of every type. In every tenth, all but ``id`` are NULL.
+- ``orders``: 1,000 rows with a PRIMARY KEY, an index ``by_customer``, and a view ``spent`` over it.
 - ``many``: 200,000 rows.
 """
 
@@ -17,7 +17,7 @@ ORDERS_ROWS: Final = 1_000
 MANY_ROWS: Final = 200_000
 NULL_EVERY: Final = 10
 PREPARED: Final = 200
-"""Times that a prepared statement is run."""
+"""How often a prepared statement is run."""
 CUSTOMERS: Final = 10
 
 KINDS: Final[Mapping[str, str]] = {
@@ -58,7 +58,7 @@ _FIRST_MOMENT: Final = dt.datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=dt.UTC)
 
 
 def is_null_row(number: int) -> bool:
-    """Return whether all but ``id`` of that row of ``kinds`` is NULL."""
+    """Return whether all columns but ``id`` are NULL in row `number` of ``kinds``."""
     return number % NULL_EVERY == NULL_EVERY - 1
 
 

@@ -1,5 +1,6 @@
-"""The part of the page that tells where PostgreSQL and this service answer the same text
-differently. Of the standard library alone."""
+"""The section of the compatibility page on results that differ from PostgreSQL. Uses only the
+standard library.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +9,37 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-TITLE: Final = "PostgreSQL's SQL, read by Spark"
+TITLE: Final = "Results that differ from PostgreSQL"
 ERROR: Final = "an error"
-"""What is shown of one."""
+"""Shown in place of a value."""
 _TOLD: Final = f"""\
 ## {TITLE}
 
-Functions and operators are Spark's at every door. Here is what a test has found in the expressions
-of `tests/corpora/postgres-expressions.txt`: both a real PostgreSQL and a service on Spark answer
-them, but with other values, as psql shows them (semicolons divide rows). Numbers that only have
-other types or more zeros are left out: `extract` and ranks are `int`, an average of integers is a
-`double`. What Spark has not (`~`, `FOR UPDATE`, `DISTINCT ON`, `AT TIME ZONE`) is refused.
+Functions and operators are Spark's, whichever protocol a client uses. This table lists expressions
+that PostgreSQL and Penstock evaluate to different values, as psql shows them (semicolons separate
+rows). Tests find them by running `tests/corpora/postgres-expressions.txt` on both.
 
-| SELECT … | PostgreSQL | here |
+The table omits numbers that differ only in type or trailing zeros: `extract` and ranks are `int`,
+an average of integers is a `double`. Syntax that Spark does not have (`~`, `FOR UPDATE`,
+`DISTINCT ON`, `AT TIME ZONE`) is refused.
+
+| SELECT … | PostgreSQL | Penstock |
 |---|---|---|
 """
 _ROW: Final = re.compile(r"^\| `` (.+) `` \| (.*) \| (.*) \|$", re.MULTILINE)
 
 
 class SqlDifference(NamedTuple):
-    """One text, and what both answer."""
+    """An expression, and its two results."""
 
     text: str
-    """What stands behind SELECT."""
+    """The SQL after SELECT."""
     postgres: str
     here: str
 
 
 def section_of(differences: Sequence[SqlDifference]) -> str:
-    """Return the part of the page."""
+    """Return the section of the page."""
     return _TOLD + "".join(
         f"| `` {_escaped(each.text)} `` | {_cell(each.postgres)} | {_cell(each.here)} |\n"
         for each in differences
@@ -44,7 +47,7 @@ def section_of(differences: Sequence[SqlDifference]) -> str:
 
 
 def read_section(page: str) -> list[SqlDifference]:
-    """Return what a page says."""
+    """Parse the section of a page."""
     section = page.partition(f"## {TITLE}\n")[2].partition("\n## ")[0]
     return [
         SqlDifference(*(cell.replace("\\|", "|").strip("`") for cell in cells))
@@ -53,8 +56,7 @@ def read_section(page: str) -> list[SqlDifference]:
 
 
 def are_alike(first: str, second: str) -> bool:
-    """Return whether two answers hold the same values: numbers may have other digits behind the
-    twelfth.
+    """Return whether two results have the same values. Numbers may differ after the twelfth digit.
 
     >>> are_alike("1, a; 2.50, b", "1, a; 2.5, b"), are_alike("1; 2", "2; 1")
     (True, False)

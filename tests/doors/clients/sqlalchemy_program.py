@@ -1,4 +1,4 @@
-"""What SQLAlchemy can do over psycopg: ``sqlalchemy_program.py HOST:PORT`` tells it."""
+"""Print what SQLAlchemy can do over psycopg: ``sqlalchemy_program.py HOST:PORT``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sqlalchemy import orm
 
 
 class DeclaredBase(orm.DeclarativeBase):  # type: ignore[misc]
-    """Tables that the program makes."""
+    """Base of the tables that the program creates."""
 
 
 class WordEntry(DeclaredBase):
-    """A word, as the mapper has it."""
+    """A word, as mapped by SQLAlchemy."""
 
     __tablename__ = "entries"
     id: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
@@ -27,10 +27,10 @@ class WordEntry(DeclaredBase):
 def main(address: str) -> None:
     probe = ClientProbe("SQLAlchemy", sa.__version__)
     engine = sa.create_engine(f"postgresql+psycopg://tester@{address}/penstock")
-    probe.lacks("binary", "it leaves values to psycopg, which asks for text")
-    probe.lacks("copy_in", "it has no COPY of its own: psycopg beneath has")
-    probe.lacks("copy_out", "it has no COPY of its own: psycopg beneath has")
-    probe.lacks("cancel", "it has no cancel of its own: psycopg beneath has")
+    probe.lacks("binary", "psycopg decodes values for it, and requests text")
+    probe.lacks("copy_in", "it has no COPY; the underlying psycopg does")
+    probe.lacks("copy_out", "it has no COPY; the underlying psycopg does")
+    probe.lacks("cancel", "it has no cancel; the underlying psycopg does")
     for tried in TRIED:
         with probe.tries(tried.__name__):
             tried(engine)

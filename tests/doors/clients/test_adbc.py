@@ -1,5 +1,4 @@
-"""ADBC's driver for PostgreSQL before the service, and what docs/reference/compatibility.md says of
-it."""
+"""Test ADBC's PostgreSQL driver against the service and docs/reference/compatibility.md."""
 
 from __future__ import annotations
 

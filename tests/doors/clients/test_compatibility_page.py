@@ -1,4 +1,4 @@
-"""The page of what clients can do, as it is written and read."""
+"""Test writing and parsing of the compatibility page."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Spark's JDBC driver for Connect before the service, and what docs/reference/compatibility.md says
-of it."""
+"""Test Spark's JDBC driver for Connect against the service and docs/reference/compatibility.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""dbt-spark before the service, with a project of sources, seeds, tables, materialized views and
-tests, and what docs/reference/compatibility.md says of it."""
+"""Test dbt-spark against the service and docs/reference/compatibility.md.
+
+The project has sources, seeds, tables, materialized views and tests.
+"""
 
 from __future__ import annotations
 

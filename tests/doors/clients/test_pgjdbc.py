@@ -1,4 +1,4 @@
-"""pgjdbc before the service, and what docs/reference/compatibility.md says of it."""
+"""Test pgjdbc against the service and docs/reference/compatibility.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""psqlODBC before the service, by pyodbc, and what docs/reference/compatibility.md says of it."""
+"""Test psqlODBC, through pyodbc, against the service and docs/reference/compatibility.md."""
 
 from __future__ import annotations
 

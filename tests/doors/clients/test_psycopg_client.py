@@ -1,4 +1,4 @@
-"""psycopg 3 before the service, and what docs/reference/compatibility.md says of it."""
+"""Test psycopg 3 against the service and docs/reference/compatibility.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A remote PySpark before the service, and what docs/reference/compatibility.md says of it."""
+"""Test a remote PySpark against the service and docs/reference/compatibility.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Expressions of PostgreSQL, on a service on Spark beside a real PostgreSQL: what differs is on the
-page, or refused."""
+"""Evaluate PostgreSQL expressions on a service on Spark and on a real PostgreSQL.
+
+Every difference is on the page or refused.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ CORPUS: Final = (
     (Path(__file__).parents[2] / "corpora" / "postgres-expressions.txt").read_text().splitlines()
 )
 REFUSALS: Final = ("0A", "21", "22", "42")
-"""Classes of the errors for what a user has written."""
+"""Classes of the SQLSTATEs for errors in a user's statement."""
 
 
 def shown(session: psycopg.Connection, text: str) -> tuple[str, str]:
-    """Return an answer, and the SQLSTATE of an error."""
+    """Return a result as text, and the SQLSTATE of an error."""
     try:
         cursor: Any = session.execute(b"SELECT " + text.encode())
     except psycopg.Error as error:

@@ -91,7 +91,7 @@ def test_a_setting_is_taken_from_its_option_or_from_set_but_not_from_both() -> N
         "state_dir": "here",
         "workers": "3",
     }
-    with pytest.raises(BadSettings, match="--state-dir here and --set state_dir=there"):
+    with pytest.raises(BadSettings, match="--state-dir here conflicts with --set state_dir=there"):
         cli.combine(options, ["state_dir=there"])
 
 

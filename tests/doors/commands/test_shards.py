@@ -96,7 +96,7 @@ async def test_beside_a_running_service(tmp_path: Path) -> None:
         assert "`id` bigint" in text
         assert "writers" in text
 
-        assert (await lines("verify", folder))[-1] == "all is as described"
+        assert (await lines("verify", folder))[-1] == "no faults"
         refused = await shard("gc", folder)
         assert isinstance(refused.exception, StateDirectoryError)
         assert "would be deleted" in (await lines("gc", folder, "--dry-run"))[-1]
@@ -110,7 +110,7 @@ async def test_beside_a_running_service(tmp_path: Path) -> None:
         rows = await client.peek("by_carrier", as_of=time)
         assert sorted((r["carrier"], r["n"]) for r in rows.to_pylist()) == [("AA", 25), ("UA", 26)]
         assert len((await client.peek("flights", as_of=time)).to_pylist()) == 51
-        assert (await lines("verify", folder))[-1] == "all is as described"
+        assert (await lines("verify", folder))[-1] == "no faults"
 
     async with service(folder) as client:
         assert len((await client.peek("flights")).to_pylist()) == 51
@@ -155,7 +155,7 @@ async def flights_of(folder: Path) -> ShardState:
 
 async def test_a_clean_state_directory(folder: Path) -> None:
     output = await lines("verify", folder)
-    assert output[-1] == "all is as described"
+    assert output[-1] == "no faults"
     rows = sum(row["rows"] for row in (await states(folder)).values())
     report = json.loads("\n".join(await lines("verify", folder, "--json")))
     assert sum(one["rows"] for one in report["shards"]) == rows > 50
@@ -182,10 +182,10 @@ def removed(path: Path, other: Path) -> None:
 
 
 PLANTED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
-    "missing": (removed, "is gone although"),
+    "missing": (removed, "is missing although"),
     "flipped": (flip, "crc32"),
-    "truncated": (cut, "written were"),
-    "of another shard": (lambda path, other: shutil.copy(other, path), "written were"),
+    "truncated": (cut, "expected "),
+    "of another shard": (lambda path, other: shutil.copy(other, path), "expected "),
     "unreadable": (replaced_by_a_folder, "could not read"),
 }
 
@@ -240,12 +240,12 @@ async def test_a_wrong_description_is_found(folder: Path) -> None:
     assert answer.exit_code == 1
     [report] = json.loads(answer.output)["shards"]
     [fault] = report["faults"]
-    assert "holds times" in fault["text"]
+    assert "contains times" in fault["text"]
 
     await rewritten(folder, lambda state: with_part(state, rows=state.batches[0].parts[0].rows + 1))
     answer = await shard("verify", folder, "flights")
     assert answer.exit_code == 1
-    assert "rows, described were" in answer.output
+    assert "rows, expected" in answer.output
 
 
 async def test_wrong_statistics_are_found(folder: Path) -> None:
@@ -257,7 +257,7 @@ async def test_wrong_statistics_are_found(folder: Path) -> None:
     await rewritten(folder, lambda state: with_part(state, statistics=wrong))
     answer = await shard("verify", folder, "flights")
     assert answer.exit_code == 1
-    for text in ("0 NULLs, described 1", "lies below the bound 7", "b'UA' lies above"):
+    for text in ("0 NULLs, described 1", "is below the bound 7", "b'UA' is above"):
         assert text in answer.output
 
 
@@ -297,7 +297,7 @@ async def test_compact_and_collect_where_no_service_runs(folder: Path) -> None:
     assert left.key.partition("/")[2] in names
     assert "1 blobs" in (await lines("gc", folder, "--grace-ms", "0"))[-1]
     assert "0 blobs" in (await lines("gc", folder, "--grace-ms", "0"))[-1]
-    assert (await lines("verify", folder))[-1] == "all is as described"
+    assert (await lines("verify", folder))[-1] == "no faults"
     assert (await states(folder))["table flights"]["rows"] == before["rows"]
 
 
@@ -311,8 +311,8 @@ async def test_a_guests_lease_keeps_what_was_replaced(folder: Path) -> None:
         assert parts
         await lines("compact", folder, "flights")
         dry = await lines("gc", folder, "--dry-run")
-        assert any("stays: lease guest/" in line for line in dry)
-        assert "stays: lease" in "\n".join(await lines("gc", folder))
+        assert any("kept: lease guest/" in line for line in dry)
+        assert "kept: lease" in "\n".join(await lines("gc", folder))
         for part in parts:
             await attached.client.fetch(part, state.schema)
         leases = "\n".join(await lines("inspect", folder, "flights"))
@@ -322,8 +322,8 @@ async def test_a_guests_lease_keeps_what_was_replaced(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (["inspect", "flihgts"], UnknownObject, "there is no shard 'flihgts'"),
-        (["verify", "nothing"], UnknownObject, "shards are"),
+        (["inspect", "flihgts"], UnknownObject, "shard 'flihgts' does not exist"),
+        (["verify", "nothing"], UnknownObject, "available shards:"),
         (["list", "--set", "x"], BadSettings, "name=value"),
     ],
 )
@@ -340,13 +340,13 @@ async def test_a_state_directory_is_not_named_by_urls_to_collect(folder: Path) -
     assert (await penstock("shard", "list", *urls)).exit_code == 0
     refused = await penstock("shard", "gc", *urls)
     assert isinstance(refused.exception, InvalidUsage)
-    assert "lies in the state directory" in str(refused.exception)
+    assert "is in the state directory" in str(refused.exception)
 
 
 async def test_no_state_directory(tmp_path: Path) -> None:
     refused = await shard("list", tmp_path / "nowhere")
     assert isinstance(refused.exception, StateDirectoryError)
-    assert "is no state directory" in str(refused.exception)
+    assert "is not a state directory" in str(refused.exception)
     assert not await anyio.to_thread.run_sync(lambda: list(tmp_path.iterdir()))
 
 
@@ -361,7 +361,7 @@ async def test_what_is_read_of_the_catalog_is_what_it_holds(folder: Path) -> Non
         ]
         assert set(owners(found)) == {s for entry in catalog.objects for s in entry.shards}
         assert set(owners(found)) <= set(await client.list_shards())
-        with pytest.raises(UnknownObject, match="near it are flights"):
+        with pytest.raises(UnknownObject, match="similar tables and views: flights"):
             shard_of(found, "flight")
         state = await client.state(shard_of(found, "FLIGHTS"))
         outcome = await client.append([ShardAppend(state.id, state.upper, state.upper + 1, ())])

@@ -62,18 +62,18 @@ async def test_tables_views_and_rows_from_a_shell(tmp_path: Path) -> None:
         query = "SELECT s, count(*) AS n FROM t GROUP BY s"
         await said("sql", stdin=f"CREATE MATERIALIZED VIEW n AS {query}; CREATE INDEX i ON n (s)")
         rows = '{"id": 1, "s": "a"}\n{"s": "a", "id": 2}\n\n{"id": 3}\n'
-        assert (await said("insert", "t", stdin=rows)).startswith("3 rows are in t at ")
+        assert (await said("insert", "t", stdin=rows)).startswith("3 rows inserted into t at ")
         found = (await client.peek("n")).to_pylist()
         assert sorted((row["s"] or "", row["n"]) for row in found) == [("", 1), ("a", 2)]
         file = tmp_path / "rows.jsonl"
         file.write_text('{"id": 4}\n')
         assert (await said("insert", "t", str(file))).startswith("1 rows")
-        assert await said("insert", "t") == "0 rows are in t"
-        await wrong(InvalidUsage, "line 1 is no row", "insert", "t", stdin='{"id": "x"}')
+        assert await said("insert", "t") == "0 rows inserted into t"
+        await wrong(InvalidUsage, "line 1 is not a row", "insert", "t", stdin='{"id": "x"}')
         assert (await said("insert", "t", "-", stdin='{"id": 5}')).startswith("1 rows")
-        await wrong(UnknownObject, "no table u", "insert", "u", stdin="{}")
+        await wrong(UnknownObject, "table u does not exist", "insert", "u", stdin="{}")
         await wrong(DuplicateKey, "4", "insert", "t", stdin='{"id": 4}')
-        await wrong(BadSettings, "cannot be read", "insert", "t", str(tmp_path / "none"))
+        await wrong(BadSettings, "cannot read", "insert", "t", str(tmp_path / "none"))
         await wrong(SystemExit, "1", "sql", "-c", "DROP TABLE t")
         drops = "DROP INDEX i; DROP MATERIALIZED VIEW n; DROP TABLE t"
         assert (await said("sql", "-c", drops)).splitlines() == [
@@ -113,15 +113,15 @@ def test_lines_leave_out_what_has_a_default() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b'{"other": 1}', "line 2 is no row of the table: .*unknown field `other`"),
-        (b'{"at": "yesterday"}', r"line 2 is no row.*RFC3339.*\$.at"),
-        (b'{"tags": {"x": ""}}', "line 2 is no row.*column tags"),
-        (b'{"tags": {"7": "no base64"}}', r"line 2 is no row.*base64.*\$.tags"),
-        (b'{"amount": 1.234}', "line 2 is no row.*column amount .*cannot hold '1.234'"),
-        (b'{"amount": 1', "line 2 is no row.*truncated"),
-        (b"\xff", "line 2 is no row.*malformed"),
-        (b"[1]", "line 2 is no row.*Expected `object`, got `array`"),
-        (b"x" * (copy_from.LINE_BYTES_MAX + 2), "line 2 is longer than"),
+        (b'{"other": 1}', "line 2 is not a row of the table: .*unknown field `other`"),
+        (b'{"at": "yesterday"}', r"line 2 is not a row.*RFC3339.*\$.at"),
+        (b'{"tags": {"x": ""}}', "line 2 is not a row.*column tags"),
+        (b'{"tags": {"7": "no base64"}}', r"line 2 is not a row.*base64.*\$.tags"),
+        (b'{"amount": 1.234}', "line 2 is not a row.*column amount .*cannot hold '1.234'"),
+        (b'{"amount": 1', "line 2 is not a row.*truncated"),
+        (b"\xff", "line 2 is not a row.*malformed"),
+        (b"[1]", "line 2 is not a row.*Expected `object`, got `array`"),
+        (b"x" * (copy_from.LINE_BYTES_MAX + 2), "line 2 is too long"),
     ],
 )
 def test_what_is_no_row_is_said_with_its_line(line: bytes, said: str) -> None:

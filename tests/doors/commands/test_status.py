@@ -69,9 +69,9 @@ def sight_of(at_ms: float, steps: int, **rows: list[dict[str, Any]]) -> StatusSa
 
 def test_rates_are_those_between_two_sights_and_never_negative() -> None:
     first, second = sight_of(1_000, 10), sight_of(3_000, 17)
-    assert dict(summary(first, None))["steps a second"] == "…"
-    assert dict(summary(second, first))["steps a second"] == "3.5"
-    assert dict(summary(first, second))["steps a second"] == "0.0"
+    assert dict(summary(first, None))["steps per second"] == "…"
+    assert dict(summary(second, first))["steps per second"] == "3.5"
+    assert dict(summary(first, second))["steps per second"] == "0.0"
 
 
 def test_the_summary_tells_what_is_there() -> None:
@@ -97,15 +97,15 @@ def test_the_summary_tells_what_is_there() -> None:
         )
     )
     assert (told["workers"], told["sessions"], told["subscribes"]) == ("2", "2", "0")
-    assert told["peeks"] == "1 wait, the oldest 7 ms"
+    assert told["peeks"] == "1 waiting, oldest 7 ms"
     assert told["dataflows"] == "1 gathering, 1 running"
-    assert told["Spark jobs"] == "1 run"
-    assert told["parts in flight"] == "4 fetched now, 6 wait, 3.0 MiB"
+    assert told["Spark jobs"] == "1 running"
+    assert told["parts in flight"] == "4 fetching, 6 waiting, 3.0 MiB"
     assert told["hydrating"] == "1, 1 of 4 parts read"
     assert told["reconciled"] == "reused 5"
     assert (told["errors"], told["  v0"]) == ("9", "stalled for 60 s: a b")
     assert "  v8" not in told
-    assert told[""] == "and 1 more: penstock.errors"
+    assert told[""] == "and 1 more in penstock.errors"
 
 
 def test_of_several_replicas_all_are_counted() -> None:
@@ -131,7 +131,7 @@ async def test_both_ways_of_drawing_show_the_same(tmp_path: Path) -> None:
     drawn = console.file.getvalue()  # type: ignore[attr-defined]
     for text in (plain, drawn):
         assert {"t", "w", "table", "view", "gathering"} <= set(text.split())
-        assert "steps a second" in text
+        assert "steps per second" in text
         assert "reconciled" in text
     assert "reconnecting: [x]" in drawn, "a note is text, not markup"
 
@@ -145,7 +145,7 @@ async def test_without_a_terminal_it_prints_block_after_block(tmp_path: Path) ->
             async with anyio.create_task_group() as group:
 
                 async def blocks() -> None:
-                    while written.getvalue().count("steps a second") < 3:
+                    while written.getvalue().count("steps per second") < 3:
                         await anyio.lowlevel.checkpoint()
                     group.cancel_scope.cancel()
 
@@ -209,7 +209,7 @@ async def test_on_a_terminal_it_survives_a_restart_and_ends_at_sigint(tmp_path: 
                 await fill(client)
             terminal = Terminal("status", "--watch", "0.1", "--connect", service.address)
             try:
-                await terminal.draws("steps a second")
+                await terminal.draws("steps per second")
                 await terminal.draws("gathering")
             except BaseException:
                 terminal.process.kill()
@@ -218,7 +218,7 @@ async def test_on_a_terminal_it_survives_a_restart_and_ends_at_sigint(tmp_path: 
             await terminal.draws("reconnecting: ")
             async with serving(tmp_path):
                 await terminal.draws("reconciled")
-                await terminal.draws("steps a second")
+                await terminal.draws("steps per second")
                 terminal.process.send_signal(signal.SIGINT)
                 assert await terminal.ends() == 0
             assert "Traceback" not in terminal.drawn

@@ -81,13 +81,13 @@ def test_pieces_have_no_upper_of_their_own() -> None:
         (
             None,
             [ChangeBatch(5, 5, None, True)],
-            "nothing to resume from: the contents were not whole",
+            "nothing to resume from: the snapshot is incomplete",
         ),
         (None, [ChangeBatch(0, 6)], "resume with --resume 6"),
         (
             None,
             [ChangeBatch(0, 6), ChangeBatch(6, 6, None, True)],
-            "resume with --resume 6; forget what was printed last, which was not whole",
+            "resume with --resume 6; discard the last changes, which are incomplete",
         ),
         (None, [ChangeBatch(0, 6), ChangeBatch(6, EMPTY)], ""),
     ],

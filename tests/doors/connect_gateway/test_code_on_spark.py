@@ -71,7 +71,7 @@ def test_what_needs_no_code_works(app: Any) -> None:
     app.sql("CREATE OR REPLACE TEMP VIEW both AS SELECT o.name FROM orders o JOIN mine USING (id)")
     assert app.table("both").collect()[0].name == "b"
     filtered = app.table("orders").filter("id IN (SELECT id FROM mine)").selectExpr("concat(name)")
-    with pytest.raises(PySparkException, match=r"view over objects|no table or view"):
+    with pytest.raises(PySparkException, match=r"views over Penstock objects|does not exist"):
         app.table("orders").filter("id IN (SELECT id FROM nothing)").collect()
     assert filtered.count() == 1
     app.sql("DROP VIEW mine")

@@ -183,7 +183,7 @@ async def test_errors_of_both_sides(tmp_path: Path) -> None:
         assert failed.value.getCondition() == "BOOM"
         with pytest.raises(AnalysisException, match="its Spark is local"):
             await world.run(lambda: spark.readStream.table("orders").isStreaming)
-        with pytest.raises(AnalysisException, match="does not replace it"):
+        with pytest.raises(AnalysisException, match="cannot replace the"):
             await world.run(lambda: spark.range(1).write.saveAsTable("orders", mode="overwrite"))
 
 
@@ -380,7 +380,7 @@ async def test_a_token_is_asked_for(tmp_path: Path) -> None:
         assert (await world.run(lambda: good.range(1).toArrow())).num_rows == 1
         for parameters in ("", ";token=fedcba9876543210"):
             bad = await _local_session(world, port, parameters)
-            with pytest.raises(PySparkException, match="wants a token"):
+            with pytest.raises(PySparkException, match=r"a token .* is required"):
                 await world.run(lambda bad=bad: bad.range(1).toArrow())
 
 

@@ -273,7 +273,7 @@ async def test_settings_are_those_of_a_list(tmp_path: Path) -> None:
         assert "in its value" in await house.refused(
             lambda: conf.set("spark.sql.session.timeZone", "${env:HOME}")
         )
-        with pytest.raises(PySparkException, match="partitions are too many"):
+        with pytest.raises(PySparkException, match="too many partitions"):
             await house.run(lambda: conf.set("spark.sql.shuffle.partitions", "100000000"))
         assert spark.settings == before
         secret = "spark.connect.authenticate.token"

@@ -215,7 +215,7 @@ def test_frames_are_written_into_tables(house: SparkHouse, spark: Any) -> None:
 
 def test_a_table_of_sparks_own_from_objects(spark: Any) -> None:
     # In the database of the service's objects Spark would keep it in its process alone.
-    with pytest.raises(PySparkException, match="forget the table with its process"):
+    with pytest.raises(PySparkException, match="table would be lost"):
         spark.sql("CREATE TABLE copied USING parquet AS SELECT * FROM orders")
     spark.sql("CREATE DATABASE IF NOT EXISTS own")
     spark.sql("DROP TABLE IF EXISTS own.copied")
@@ -421,7 +421,7 @@ def test_what_is_assigned_fits_its_column_without_ansi_too(
         f"UPDATE {name} SET v = {value}",
         f"MERGE INTO {name} t USING {source} s ON t.k = s.k WHEN NOT MATCHED THEN INSERT *",
     ):
-        with pytest.raises(PySparkException, match=r"does not fit|out of range|not assigned"):
+        with pytest.raises(PySparkException, match=r"does not fit|out of range|cannot assign"):
             spark.sql(text)
     assert outcome(spark, f"SELECT * FROM {name}") == [(1, None)]
     fits = "date_add(DATE '2024-01-01', 1)" if kind == "date" else "CAST('6' AS int) + 1"
@@ -433,5 +433,5 @@ def test_what_is_assigned_fits_its_column_without_ansi_too(
         f"UPDATE {name} SET v = (SELECT v FROM {source})",
         f"INSERT INTO nested_{name} VALUES (array(rand()))",
     ):
-        with pytest.raises(PySparkException, match="cannot be checked while the session"):
+        with pytest.raises(PySparkException, match=r"cannot check a value .* while"):
             spark.sql(text)

@@ -66,7 +66,7 @@ async def test_a_token_decides_who_the_session_is(tmp_path: Path) -> None:
         assert "may not read orders" in await denied(world, lambda: app.table("orders").toArrow())
         # A session that was opened before there were roles shows no token.
         for other in (before, await session_of(world, "c" * 64)):
-            assert "wants a role's token" in await denied(
+            assert "a role's token is required" in await denied(
                 world, lambda other=other: other.range(1).toArrow()
             )
 
@@ -86,7 +86,9 @@ async def test_frames_and_statements_need_the_same_rights(tmp_path: Path) -> Non
         assert "GRANT CREATE TO app" in await denied(
             world, lambda: app.sql("CREATE TABLE made (a INT)")
         )
-        assert "is no administrator" in await denied(world, lambda: app.sql("CREATE ROLE other"))
+        assert "is not an administrator" in await denied(
+            world, lambda: app.sql("CREATE ROLE other")
+        )
         boss = await session_of(world, "boss")
         await world.run(lambda: boss.sql("GRANT write ON other TO app"))
         await world.run(insert)
@@ -111,5 +113,5 @@ async def test_a_session_answers_to_its_role_alone(tmp_path: Path) -> None:
             lambda: app.conf.set("spark.sql.ansi.enabled", "false"),
             app.interruptAll,
         ):
-            assert "not of the role" in await denied(world, call)
+            assert "belongs to another role" in await denied(world, call)
         assert (await world.run(lambda: boss.table("orders").toArrow())).num_rows == 6

@@ -157,7 +157,7 @@ def test_a_project_of_sql_and_python(house: SparkHouse, tmp_path: Path) -> None:
         (
             "s.sql",
             "CREATE STREAMING TABLE events AS SELECT * FROM STREAM orders",
-            "The streaming table events (sets/s.sql:1) is not kept by Penstock",
+            "The streaming table events (sets/s.sql:1) is not supported by Penstock",
         ),
         ("s.sql", "\n\nCREATE MATERIALIZED VIEW bad PARTITIONED BY (a) AS SELECT 1", "line 3"),
         (
@@ -171,7 +171,7 @@ def test_a_project_of_sql_and_python(house: SparkHouse, tmp_path: Path) -> None:
             "@dp.materialized_view\n"
             "def framed():\n"
             "    return spark.table('orders').groupBy('name').count()\n",
-            "of which Penstock cannot follow changes: return spark.sql(text)",
+            "whose changes Penstock cannot follow; return spark.sql(text)",
         ),
     ],
 )

@@ -229,7 +229,7 @@ def test_a_field_that_nobody_knows_is_refused_at_any_depth(draw: st.DataObject) 
     assert refused(plan) == ""
     # Field 900 of wire type 2, as a later release may have it.
     message.MergeFromString(b"\xa2\x38\x01x")
-    assert "does not know" in refused(received(plan, "plain"))
+    assert "unknown field" in refused(received(plan, "plain"))
 
 
 def test_each_refused_field_is_refused() -> None:
@@ -313,7 +313,7 @@ VALUES = [
         "option",
     ),
     (call("from_xml", column("a"), call("schema_of_xml", text("<a/>"))), ""),
-    (call("schema_of_xml", text("<a/>"), column("b")), "options of XML"),
+    (call("schema_of_xml", text("<a/>"), column("b")), "XML options"),
     (relations_pb2.LocalRelation(schema="a INT"), ""),
     (relations_pb2.LocalRelation(schema='{"type":"struct","fields":[]}'), ""),
     (relations_pb2.LocalRelation(schema=UDT), "names a class"),
@@ -379,7 +379,7 @@ def test_of_extensions_a_pipelines_context_is_permitted_alone() -> None:
     context.user_context.extensions[0].Pack(made)
     assert "PipelineAnalysisContext.extension" in refused(context)
     context.user_context.extensions[0].value = b"\xff"
-    assert "cannot be read" in refused(context)
+    assert "malformed extension" in refused(context)
 
 
 @pytest.mark.parametrize(

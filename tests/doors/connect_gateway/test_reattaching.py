@@ -137,7 +137,7 @@ async def test_an_operation_that_failed_is_over(tmp_path: Path) -> None:
     async with raw_client(tmp_path) as (world, client):
         # Its client begins it again, by the same name, when it is told that it is not known.
         for _ in range(2):
-            with pytest.raises(grpc.aio.AioRpcError, match="named 'absent'"):
+            with pytest.raises(grpc.aio.AioRpcError, match="'absent' does not exist"):
                 await client.execute(DROP, "op", statement=True).read()
             await until_there_are(world, 0)
         await client.reattach("op").read()

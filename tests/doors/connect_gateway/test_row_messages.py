@@ -80,7 +80,7 @@ def test_the_text_of_a_schema_is_sparks_json() -> None:
 
 
 def test_a_type_that_spark_has_not() -> None:
-    with pytest.raises(InvalidUsage, match="no type for"):
+    with pytest.raises(InvalidUsage, match="not supported by Spark"):
         spark_type(pa.time64("us"))
 
 

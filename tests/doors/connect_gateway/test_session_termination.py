@@ -129,7 +129,7 @@ async def test_operations_of_other_objects_go_on(tmp_path: Path) -> None:
             lambda client: client.submit(AlterRole(0, "app", drop_tokens=True)),
             "the token of role app",
         ),
-        (lambda client: client.submit(AlterRole(0, "app", login=False)), "may not log in any more"),
+        (lambda client: client.submit(AlterRole(0, "app", login=False)), "may no longer log in"),
         (lambda client: client.submit(DropRoles(0, ("app",))), "role app was dropped"),
     ],
     ids=["tokens", "login", "role"],
@@ -146,7 +146,7 @@ async def test_a_session_ends_with_its_token_and_its_role(
         assert f"terminating session: {reason}" in told or reason in told
         await until(lambda: app.session_id in world.spark.released)
         assert await sessions(world) == []
-        with pytest.raises(PySparkException, match="wants a role's token"):
+        with pytest.raises(PySparkException, match="a role's token is required"):
             await world.run(lambda: app.range(1).toArrow())
 
 

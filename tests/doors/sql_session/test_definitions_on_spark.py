@@ -90,7 +90,7 @@ def test_a_query_may_have_columns_of_one_name(doors: TwoDoors) -> None:
     found = doors.pg.execute(joined.encode(), prepare=True)
     assert [column.name for column in found.description or ()] == ["id", "a", "b"] * 2
     assert [row[0] for row in found] == [4, 1], "the order is the query's own"
-    doors.refused("CREATE TABLE twice AS SELECT a, a FROM sides", match="given twice")
+    doors.refused("CREATE TABLE twice AS SELECT a, a FROM sides", match="duplicate column")
     doors.run("DROP TABLE sides")
 
 
@@ -138,7 +138,7 @@ def test_upserts_of_every_form(doors: TwoDoors) -> None:
     doors.run("CREATE TABLE stock (shop STRING, id BIGINT, n INT, at DATE, PRIMARY KEY (shop, id))")
     given = "INSERT INTO stock (shop, id, n) VALUES ('a', 1, 5), ('b', 1, 7)"
     doors.run(given)
-    doors.refused(given, match="present already")
+    doors.refused(given, match="already exists")
     doors.run(f"{given} ON CONFLICT DO NOTHING")
     made = doors.pg.execute(f"{given} ON CONFLICT (id, shop) DO UPDATE SET n = EXCLUDED.n".encode())
     assert made.statusmessage == "INSERT 0 2"
@@ -166,7 +166,7 @@ def test_upserts_of_every_form(doors: TwoDoors) -> None:
         "CREATE MATERIALIZED VIEW stocked AS SELECT shop, sum(n) AS n FROM stock GROUP BY shop"
     )
     doors.run("REFRESH MATERIALIZED VIEW CONCURRENTLY stocked")
-    doors.refused("REFRESH MATERIALIZED VIEW stock", match="only materialized views")
+    doors.refused("REFRESH MATERIALIZED VIEW stock", match="only a materialized view")
     doors.run("CREATE INDEX CONCURRENTLY IF NOT EXISTS stocked_shop ON stocked USING btree (shop)")
     doors.run("VACUUM (ANALYZE) stock")
     doors.run("DROP TABLE stock CASCADE")

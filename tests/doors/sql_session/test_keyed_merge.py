@@ -117,7 +117,7 @@ async def test_the_first_clause_counts() -> None:
 
 
 async def test_a_row_is_changed_once() -> None:
-    with pytest.raises(InvalidUsage, match="two rows of the source match one row"):
+    with pytest.raises(InvalidUsage, match="two source rows match the same table row"):
         await changed(text("(1, 'x'), (1, 'y')"))
 
 

@@ -154,7 +154,7 @@ async def test_options_of_a_source_are_its_owners_to_see(tmp_path: Path) -> None
             (found,) = await other.sources()
             assert (found.name, found.options) == ("s", b"")
             session = SqlSession(other, settings, SqlDialect.SPARK, "other")
-            with pytest.raises(AccessDenied, match="are shown to its owner alone"):
+            with pytest.raises(AccessDenied, match="only the owner of source s may see"):
                 await run(session, "SHOW CREATE SOURCE s")
             await session.close()
         (mine,) = await client.sources()

@@ -88,7 +88,7 @@ def test_it_is_bounded() -> None:
     large = OpenTransaction(STATE)
     numbers = [(n, "a") for n in range(OVERLAY_ROWS_MAX + 1)]
     large.add("t", BAG, PendingChange(None, rows(*numbers)), MANY)
-    with pytest.raises(InvalidUsage, match="cannot read before COMMIT"):
+    with pytest.raises(InvalidUsage, match="before COMMIT"):
         large.overlaid("SELECT * FROM t")
 
 

@@ -110,4 +110,4 @@ def test_texts_that_are_no_values_are_refused(text: str, kind: WrittenType, stat
     with pytest.raises(InvalidClientData) as caught:
         typed_literal(text, kind)
     assert caught.value.sqlstate == state
-    assert re.search("invalid|more than|one dimension", str(caught.value))
+    assert re.search("invalid|more than|one-dimension", str(caught.value))

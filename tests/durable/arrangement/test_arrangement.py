@@ -73,20 +73,22 @@ def test_times_are_kept_and_before_is_exclusive(tmp_path: Path) -> None:
 
 
 def test_what_breaks_a_rule_is_refused_with_its_operands(tmp_path: Path) -> None:
-    with pytest.raises(InvalidUsage, match="key column z is not one of k, v"):
+    with pytest.raises(InvalidUsage, match=r"key column z does not exist .available: k, v"):
         Arrangement(tmp_path, SCHEMA, ("z",))
     arrangement = Arrangement(tmp_path, SCHEMA, ("k",))
     arrangement.insert(updates((1, "a", 3, 1)), 6)
-    with pytest.raises(InvalidUsage, match=r"upper \[5\] is before the arrangement's own, \[6\]"):
+    with pytest.raises(
+        InvalidUsage, match=r"cannot insert up to \[5\]: the arrangement's upper is already \[6\]"
+    ):
         arrangement.insert(updates(), 5)
     for time in (5, 9):
-        with pytest.raises(InvalidUsage, match=r"do not lie in \[6, 9\)"):
+        with pytest.raises(InvalidUsage, match=r"are not in \[6, 9\)"):
             arrangement.insert(updates((1, "a", time, 1)), 9)
     with pytest.raises(InvalidUsage, match=r"contents before 7 are not complete.*upper is \[6\]"):
         arrangement.lookup(keys(1), 7)
-    with pytest.raises(InvalidUsage, match="2 key columns given"):
+    with pytest.raises(InvalidUsage, match="got 2 key columns"):
         arrangement.lookup(updates((1, "a", 3, 1)).select(["k", "v"]), 6)
-    with pytest.raises(InvalidUsage, match="give at least 1"):
+    with pytest.raises(InvalidUsage, match="expected at least 1"):
         partition(updates(), ("k",), 0)
     arrangement.allow_compaction(4)
     arrangement.allow_compaction(2)
@@ -117,7 +119,7 @@ def test_a_filling_comes_in_pieces_and_shows_with_the_first_insert(tmp_path: Pat
     assert arrangement.scan(6).num_rows == 300
     assert set(arrangement.scan(5)[TIME].to_pylist()) == {4}
     assert arrangement.lookup(keys(77), 6).num_rows == 1
-    with pytest.raises(InvalidUsage, match="without inserts"):
+    with pytest.raises(InvalidUsage, match="already has inserts"):
         arrangement.fill(many(1, 2))
 
 
@@ -132,7 +134,7 @@ def test_a_key_in_several_tables_is_looked_up_once(tmp_path: Path) -> None:
     # One table that cannot be narrowed makes all of it a scan.
     doubles = pa.table({"d": pa.array([1.0], pa.float64())})
     assert arrangement.lookup_all([keys(3), doubles], 2).num_rows == 50
-    with pytest.raises(InvalidUsage, match="2 key columns given"):
+    with pytest.raises(InvalidUsage, match="got 2 key columns"):
         arrangement.lookup_all([keys(3), pa.table({"a": [1], "b": [2]})], 2)
 
 
@@ -289,7 +291,7 @@ def test_a_full_disk_leaves_the_arrangement_as_it_was(
 
     with monkeypatch.context() as patch:
         patch.setattr(pa.ipc, "new_file", full(errno.ENOSPC))
-        with pytest.raises(StoreFull, match="no space to write the arrangement run"):
+        with pytest.raises(StoreFull, match="no space left to write the arrangement run"):
             arrangement.insert(many(500, 2), 3)
         with pytest.raises(StoreFull):
             arrangement.maintain()

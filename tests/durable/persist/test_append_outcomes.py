@@ -58,26 +58,26 @@ OUTCOMES: dict[str, tuple[Make, Any]] = {
     "below all times": (lambda p, _, __: parts(p, lower=-1), r"-1, 9\) is not an interval"),
     "beyond all times": (lambda p, _, __: parts(p, upper=EMPTY + 1), "is not an interval"),
     "from the empty frontier": (lambda *_: parts(lower=EMPTY, upper=EMPTY), "holds no time"),
-    "updates in no time": (lambda p, _, __: parts(p, upper=5), "updates lie in .5, 5., which"),
+    "updates in no time": (lambda p, _, __: parts(p, upper=5), "updates in .5, 5., which"),
     "nothing in no time": (lambda *_: parts(upper=5), "nothing moves by .5, 5., which"),
     "a time below": (
         lambda p, _, __: parts(replace(p, time_min=4)),
-        r"times 4 to 6, the interval is \[5, 9\)",
+        r"times 4 to 6, outside the interval \[5, 9\)",
     ),
     "a time beyond": (
         lambda p, _, __: parts(p, upper=6),
-        r"times 6 to 6, the interval is \[5, 6\)",
+        r"times 6 to 6, outside the interval \[5, 6\)",
     ),
-    "no rows": (lambda p, _, __: parts(replace(p, rows=0)), "holds 0 rows: leave it out"),
+    "no rows": (lambda p, _, __: parts(replace(p, rows=0)), "has 0 rows: leave it out"),
     "another shard's part": (lambda _, __, other: parts(other), "was written for another shard"),
     "a part again": (
         lambda _, old, __: parts(replace(old, time_min=6, time_max=6)),
-        "was appended before, or stands here twice",
+        "was already appended, or is listed twice",
     ),
-    "a part twice": (lambda p, _, __: parts(p, p), "was appended before, or stands here twice"),
+    "a part twice": (lambda p, _, __: parts(p, p), "was already appended, or is listed twice"),
     "an unknown schema": (
         lambda p, _, __: parts(replace(p, schema_id=1)),
-        "has schema 1, the shard's newest is 0",
+        "has schema 1, but the shard's newest is 0",
     ),
     "an unknown shard": (lambda *_: ShardAppend("x", 0, 9, ()), UnknownObject),
     "a hold below the since": (
@@ -206,7 +206,7 @@ async def test_what_cannot_be_decided_is_raised_and_never_guessed() -> None:
     stores.consensus.reads_fail = 0
     assert await client.upper("s") == 9, "it had happened"
     again = replace(fresh, time_min=9, time_max=9)
-    with pytest.raises(InvalidUsage, match="appended before"):
+    with pytest.raises(InvalidUsage, match="already appended"):
         await client.append([parts(again, lower=9, upper=12)])
 
 
@@ -242,7 +242,7 @@ async def test_the_empty_upper_closes_the_shard_and_its_readers_end() -> None:
     with pytest.raises(ShardClosed, match="append to s: it is closed"):
         await client.append([parts(lower=EMPTY, upper=EMPTY)])
     assert await client.append([parts(lower=9, upper=12)]) == UpperMismatch("s", 9, EMPTY)
-    with pytest.raises(InvalidUsage, match="no upper lies beyond"):
+    with pytest.raises(InvalidUsage, match="cannot wait for an upper beyond"):
         await reader.next(EMPTY)
 
 

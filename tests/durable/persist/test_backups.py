@@ -299,16 +299,18 @@ async def test_a_restore_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
         with pytest.raises(StorageError, match="cut off"):
             await restore(target, again, progress=stop)
-        with pytest.raises(StateDirectoryError, match=r"has not ended: .* run `penstock restore`"):
+        with pytest.raises(
+            StateDirectoryError, match=r"has not finished: .* run `penstock restore`"
+        ):
             async with running(again):
                 pass
-        with pytest.raises(StateDirectoryError, match="has not ended"):
+        with pytest.raises(StateDirectoryError, match="has not finished"):
             await back_up(again, str(tmp_path / "other"))
         found = await restore(target, again)
         assert 0 < found.copied_bytes == report.manifest.blob_bytes - copied
         async with running(again) as client:
             assert (await client.peek("t")).num_rows == 3000
-        with pytest.raises(StateDirectoryError, match="is not empty, it has"):
+        with pytest.raises(StateDirectoryError, match="is not empty, it contains"):
             await restore(target, again)
 
 
@@ -320,15 +322,17 @@ async def test_what_is_damaged_or_missing_is_named(tmp_path: Path) -> None:
             await insert(client, 0, 500)
             report = await back_up(settings, target)
         name = report.manifest.name
-        with pytest.raises(InvalidUsage, match="holds no backups"):
+        with pytest.raises(InvalidUsage, match="contains no backups"):
             await restore(str(tmp_path / "nowhere"), settings_of(tmp_path / "again"))
         assert not (tmp_path / "nowhere").exists()
-        with pytest.raises(InvalidUsage, match=f"no backup 'other'; the latest are {name}"):
+        with pytest.raises(
+            InvalidUsage, match=rf"does not contain backup 'other' \(latest: {name}"
+        ):
             await restore(target, settings_of(tmp_path / "a1"), "other")
         part = next((tmp_path / "kept" / "parts").glob("[!.]*/*.parquet"))
         whole = part.read_bytes()
         part.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(CorruptData, match=r"with crc32 .*, described are"):
+        with pytest.raises(CorruptData, match=r"with crc32 .*, expected"):
             await restore(target, settings_of(tmp_path / "a2"))
         part.unlink()
         with pytest.raises(CorruptData, match=r"has lost .*, which it names"):
@@ -337,10 +341,10 @@ async def test_what_is_damaged_or_missing_is_named(tmp_path: Path) -> None:
         manifest = tmp_path / "kept" / "backups" / name / MANIFEST
         text = manifest.read_text()
         manifest.write_text(text.replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
-        with pytest.raises(StorageError, match=f"has format {FORMAT + 1}, this version reads"):
+        with pytest.raises(StorageError, match=f"has format {FORMAT + 1}, this version supports"):
             await restore(target, settings_of(tmp_path / "a4"))
         manifest.unlink()
-        with pytest.raises(InvalidUsage, match="holds no whole backup"):
+        with pytest.raises(InvalidUsage, match="does not contain a complete backup"):
             await restore(target, settings_of(tmp_path / "a5"))
 
 
@@ -351,7 +355,7 @@ async def test_a_damaged_part_of_the_service_ends_no_backup_in_silence(tmp_path:
         await insert(client, 0, 500)
         part = next(path for path in (tmp_path / "state" / "blob").glob("*/*.parquet"))
         part.write_bytes(part.read_bytes()[:-1])
-        with pytest.raises(CorruptData, match="described are"):
+        with pytest.raises(CorruptData, match=r"bytes with crc32 .*, expected"):
             await back_up(settings, target)
         assert await (await BackupTarget.open(target, settings, CLOCK)).manifests() == []
 

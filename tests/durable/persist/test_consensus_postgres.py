@@ -244,7 +244,7 @@ async def test_an_answer_that_is_lost_leaves_the_outcome_open(house: House) -> N
         async with house.client(port, **limits) as client, house.client(number=1) as other:
             assert await client.compare_and_set([CompareAndSet("a", None, b"0")])
             proxy.stop_reading("target")
-            with pytest.raises(StorageError, match="did not answer") as caught:
+            with pytest.raises(StorageError, match="did not respond") as caught:
                 await client.compare_and_set([CompareAndSet("a", 0, b"1")])
             assert not caught.value.determinate
             assert await other.head("a") == VersionedData(1, b"1")
@@ -269,7 +269,7 @@ async def test_a_server_that_hangs_holds_nobody(house: House) -> None:
                     turns += 1
 
             async def fails(call: Any, determinate: bool) -> None:
-                with pytest.raises(StorageError, match="did not answer") as caught:
+                with pytest.raises(StorageError, match="did not respond") as caught:
                     await call
                 assert caught.value.determinate is determinate
 

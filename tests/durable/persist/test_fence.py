@@ -113,7 +113,10 @@ async def test_of_two_that_saw_an_owner_die_the_second_waits_again(
 
     monkeypatch.setattr("actors.durable.persist.store_urls.read_epoch", read_late)
     newer = await take_stores(documents, settings, Clock(), "c")
-    assert "not taken over: another service has done so: epoch 2" in caplog.text
+    assert (
+        "could not take over the stores: another service has taken over the stores: epoch 2"
+        in caplog.text
+    )
     # Its rival never tells that it lives.
     assert isinstance(newer, FencedConsensus)
     assert (newer.own.epoch, newer.former) == (3, "b")
@@ -156,7 +159,7 @@ async def test_stores_of_a_newer_version_are_refused() -> None:
     ):
         await taken(documents, "a")
     await documents.compare_and_set([CompareAndSet(EPOCH_KEY, 0, b"junk")])
-    with pytest.raises(CorruptData, match="epoch cannot be decoded"):
+    with pytest.raises(CorruptData, match="cannot decode document epoch"):
         await taken(documents, "a")
 
 

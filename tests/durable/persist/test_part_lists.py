@@ -197,7 +197,7 @@ async def test_a_list_that_is_lost_is_told_by_its_name() -> None:
     (listed,) = [batch.listed for batch in (await client.state("s")).batches]
     assert listed is not None
     await stores.blob.delete(listed.key)
-    with pytest.raises(CorruptData, match=rf"{listed.key} is gone although shard s names it"):
+    with pytest.raises(CorruptData, match=rf"{listed.key} is missing although shard s names it"):
         await stores.client().state("s")
     leases = SplitLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
     with pytest.raises(CorruptData, match=listed.key):

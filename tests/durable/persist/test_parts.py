@@ -108,7 +108,7 @@ def test_columns_are_taken_by_name_and_cast() -> None:
     table = table.set_column(3, "a", pa.array([5], pa.int32()))
     (piece,) = encoded(table)
     assert decode(piece.part, data_of(piece), NARROW).schema.names == ["a", "b", TIME, DIFF]
-    with pytest.raises(InvalidUsage, match="lack the columns b"):
+    with pytest.raises(InvalidUsage, match="lack columns b"):
         encoded(narrow([1]).drop_columns(["b"]))
     with pytest.raises(TypeMismatch, match="do not fit"):
         encoded(narrow([1]).set_column(0, "a", pa.array(["x"], pa.string())))
@@ -133,12 +133,12 @@ def test_bytes_that_were_never_a_part() -> None:
     (piece,) = encoded(narrow([1]))
     junk = b"PAR1 but not really"
     part = replace(piece.part, bytes=len(junk), checksum=zlib.crc32(junk))
-    with pytest.raises(CorruptData, match="does not hold the columns"):
+    with pytest.raises(CorruptData, match="does not contain the columns"):
         decode(part, junk, NARROW)
     other = TableSchema((TableColumn("z", "bigint"),))
-    with pytest.raises(CorruptData, match="does not hold the columns"):
+    with pytest.raises(CorruptData, match="does not contain the columns"):
         decode(piece.part, data_of(piece), other)
-    with pytest.raises(CorruptData, match="holds 1 rows, described were 2"):
+    with pytest.raises(CorruptData, match="contains 1 rows, expected 2"):
         decode(replace(piece.part, rows=2), data_of(piece), NARROW)
 
 

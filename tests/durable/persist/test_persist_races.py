@@ -121,7 +121,7 @@ async def test_behind_an_attempt_in_doubt_no_failure_says_that_nothing_happened(
     one._machine._consensus = late_one = Late()
     late_one.head = stores.consensus.head  # type: ignore[method-assign]
     stores.consensus.fail, stores.consensus.meanwhile = "before", keep
-    with pytest.raises(StorageError, match="earlier attempt may have gone through") as told:
+    with pytest.raises(StorageError, match="earlier attempt may have succeeded") as told:
         await one.append([ShardAppend("s", 0, 1, parts)])
     assert not told.value.determinate
     await one.discard_parts(parts)  # as of a copy that is not known to be there: they stay

@@ -44,7 +44,7 @@ async def test_holds_move_the_since(client: PersistClient) -> None:
     await client.append([append])
     assert (await client.state("s")).since == 4
     reader = await client.open_reader("s", "r")
-    with pytest.raises(ReadBelowSince, match="3 lies below its since 4"):
+    with pytest.raises(ReadBelowSince, match="3 is below its since 4"):
         await reader.snapshot(3)
     with pytest.raises(ReadBelowSince):
         await reader.next(3)

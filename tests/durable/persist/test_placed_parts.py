@@ -173,7 +173,7 @@ async def test_a_copy_is_appended_once_and_the_last_are_remembered() -> None:
     assert isinstance(await copy(client, 1, 7), AppendCommitted)
     state = await client.state("s")
     assert state.copied("u") == CopyCommitted("u", 1, 1)
-    with pytest.raises(WriterFenced, match="copy u was appended to s before"):
+    with pytest.raises(WriterFenced, match="copy u was already appended to s"):
         await copy(client, 2, 7)
     await client.collect_orphans()
     for number in range(20):

@@ -130,7 +130,7 @@ async def test_an_owner_of_a_copy_of_the_stores_commands_nobody() -> None:
     await taken(stores, "a")
     await taken(copy, "b")
     fence = ReplicaFence(stores, LONG_MS)
-    with pytest.raises(WriterFenced, match="has other stores"):
+    with pytest.raises(WriterFenced, match="uses other stores"):
         await fence.follow_owner("b")
 
 

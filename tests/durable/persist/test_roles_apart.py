@@ -303,10 +303,14 @@ async def test_what_no_role_can_be_is_refused_with_what_to_do(tmp_path: Path) ->
         ("replica", {"cluster_listen": "127.0.0.1:0"}, "needs consensus_url and blob_url"),
         ("controller", stores | {"blob_url": "mem:x"}, "stores that all processes"),
         ("controller", stores | {"replicas": 2}, "a process of its own"),
-        ("controller", stores | {"cluster_listen": "127.0.0.1:0"}, "are a replica's"),
+        ("controller", stores | {"cluster_listen": "127.0.0.1:0"}, "are only for a replica"),
         ("replica", stores, "needs cluster_listen"),
-        ("replica", stores | {"cluster_listen": "x:1", "standby": True}, "is for a controller"),
-        ("replica", stores | {"cluster_listen": "x:1", "pg_listen": "y:1"}, "no clients"),
+        (
+            "replica",
+            stores | {"cluster_listen": "x:1", "standby": True},
+            "is only for a controller",
+        ),
+        ("replica", stores | {"cluster_listen": "x:1", "pg_listen": "y:1"}, "serves no clients"),
     ):
         with pytest.raises(BadSettings, match=text):
             Settings(role=role, **wrong).check()  # type: ignore[arg-type]

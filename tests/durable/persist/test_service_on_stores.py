@@ -206,10 +206,10 @@ async def test_stores_that_do_not_serve_a_service_are_refused_with_what_to_do(
     tmp_path: Path,
 ) -> None:
     for urls, kind, text in (
-        ({"consensus_url": "s3://b/x"}, InvalidUsage, "keeps blobs, not documents.*postgresql://"),
-        ({"consensus_url": "file:/x"}, InvalidUsage, "keeps blobs, not documents"),
-        ({"blob_url": "sqlite:/x"}, InvalidUsage, "keeps documents, not blobs"),
-        ({"blob_url": "nonsense"}, InvalidUsage, "is no URL"),
+        ({"consensus_url": "s3://b/x"}, InvalidUsage, "stores blobs .expected.*postgresql://"),
+        ({"consensus_url": "file:/x"}, InvalidUsage, "stores blobs"),
+        ({"blob_url": "sqlite:/x"}, InvalidUsage, "stores documents"),
+        ({"blob_url": "nonsense"}, InvalidUsage, "invalid URL"),
         ({"standby": True}, BadSettings, "standby needs consensus_url"),
     ):
         with pytest.raises(kind, match=text):

@@ -49,7 +49,7 @@ async def test_a_newer_format_is_refused_untouched(tmp_path: Path) -> None:
     after = files(tmp_path)
     assert {p for p in before if before[p] != after.get(p)} <= {tmp_path / "LOCK"}
     (tmp_path / "FORMAT").write_text("junk")
-    with pytest.raises(StateDirectoryError, match="holds 'junk', not a number"):
+    with pytest.raises(StateDirectoryError, match="contains 'junk', not a number"):
         await opened(tmp_path)
     (tmp_path / "FORMAT").unlink()
     with pytest.raises(StateDirectoryError, match="has lost its FORMAT file"):

@@ -299,11 +299,11 @@ def test_statistics_survive_the_state_document() -> None:
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        (condition("b", "=", 1), "no such column; there are a, f, s"),
-        (condition("a", "=", 1, 2), "takes one value, 2 were given"),
-        (condition("a", "is null", 2), "takes no value, 1 were given"),
-        (condition("a", "=", 1.0, kind="double"), "is no int64"),
-        (condition("a", "=", None), "is no int64"),
+        (condition("b", "=", 1), "column does not exist .available: a, f, s"),
+        (condition("a", "=", 1, 2), "expected one value, got 2"),
+        (condition("a", "is null", 2), "expected no value, got 1"),
+        (condition("a", "=", 1.0, kind="double"), "is not a value of type int64"),
+        (condition("a", "=", None), "is not a value of type int64"),
     ],
 )
 def test_a_condition_that_means_nothing_is_refused(wanted: PartCondition, says: str) -> None:

@@ -154,7 +154,7 @@ async def test_a_store_that_is_asked_too_often_has_changed_nothing(place: Place)
     blob = await place.blob()
     place.s3.rule = always("busy", "PUT")
     text = await failed(blob.set("s/a", b"x"), StoreBusy, determinate=True)
-    assert "asked too often (429" in text
+    assert "too many requests to the store (429" in text
     place.s3.rule = lambda _: None
     assert await blob.get("s/a") is None
 

@@ -209,7 +209,7 @@ def test_fields_by_name() -> None:
     fields = [{"name": name, "type": "long", "nullable": True} for name in ("a", "b c", "B C")]
     struct = column(1, {"type": "struct", "fields": fields})
     assert write(node("GetStructField", struct, ordinal=0)) == "(c1).`a`"
-    with pytest.raises(NotRendered, match="of which there are two"):
+    with pytest.raises(NotRendered, match="which occurs twice"):
         write(node("GetStructField", struct, ordinal=1))
 
 

@@ -74,7 +74,7 @@ def test_a_number_is_a_child_or_a_setting() -> None:
 
 def test_a_list_of_other_things_is_no_list_of_nodes() -> None:
     tree = parsed(item("Project", names=["a"]))
-    with pytest.raises(PlanTreeRejected, match=r"Project\.names is no list of nodes"):
+    with pytest.raises(PlanTreeRejected, match=r"Project\.names is not a list of nodes"):
         tree.kids("names")
 
 
@@ -102,13 +102,13 @@ def test_trees_within_fields_count() -> None:
 @pytest.mark.parametrize(
     ("encoded", "reason"),
     [
-        (b"[", "no JSON"),
-        (b"{}", "no list of nodes"),
-        (b"[]", "no list of nodes"),
+        (b"[", "not JSON"),
+        (b"{}", "not a list of nodes"),
+        (b"[]", "not a list of nodes"),
         (b'[{"class": "a.B", "num-children": 1}]', "ends within its tree"),
         (
             b'[{"class": "a.B", "num-children": 0}, {"class": "a.B", "num-children": 0}]',
-            "behind its tree",
+            "after its tree",
         ),
     ],
 )

@@ -298,13 +298,13 @@ def test_rows_in_the_text_are_written_as_they_are() -> None:
         ),
         (node("UnionLoop", A, B), "WITH RECURSIVE"),
         (node("MapElements", A), "the plan node MapElements"),
-        (node("LocalRelation", output=[column(1)], rows=[]), "a table of no rows"),
+        (node("LocalRelation", output=[column(1)], rows=[]), "a constant table without rows"),
         (node("Range", start=0, end=20_000, step=1, output=[column(1)]), "of 20000 rows"),
         (node("Range", start=5, end=5, step=1, output=[column(1)]), "of 0 rows"),
         (node("Union", A, B, byName=True), "UNION BY NAME"),
-        (project(A, column(99)), "a column of a query around this one"),
-        (join(A, B, "LeftSingle", KEYS), "there may be two rows"),
-        (node("GlobalLimit", A, limitExpr=column(1)), "a LIMIT that is no number"),
+        (project(A, column(99)), "a column of an outer query"),
+        (join(A, B, "LeftSingle", KEYS), "may have two rows"),
+        (node("GlobalLimit", A, limitExpr=column(1)), "a LIMIT that is not a number"),
     ],
     ids=lambda value: value.name if isinstance(value, TreeNode) else "",
 )
@@ -314,5 +314,5 @@ def test_what_no_rule_knows_is_named(root: TreeNode, reason: str) -> None:
 
 
 def test_other_columns_than_the_querys_are_refused() -> None:
-    with pytest.raises(NotTranslated, match="a plan of 2 columns for 1"):
+    with pytest.raises(NotTranslated, match="a plan of 2 columns instead of 1"):
         built(A, "k")

@@ -120,7 +120,7 @@ def test_what_is_none_of_the_tables_is_refused(child: ChildProcess, tmp_path: Pa
     text = f"SELECT t.k FROM t JOIN parquet.`{tmp_path}` x ON t.k = x.k"
     refused = analyze(child, text, (("spark.sql.runSQLOnFiles", "true"),))
     assert isinstance(refused, JobFailed)
-    assert "none of the service's tables: Relation [k] parquet" in refused.text
+    assert "Relation [k] parquet" in refused.text
 
 
 @pytest.mark.parametrize("name", ["t", "odd name"])
@@ -152,9 +152,9 @@ def test_a_name_that_nobody_has_is_told(child: ChildProcess, text: str, missing:
     [
         ("SELECT nope FROM t", "UNRESOLVED_COLUMN"),
         ("SELEC v FROM t", "PARSE_SYNTAX_ERROR"),
-        ("CREATE TABLE x (a int)", "a view is a query"),
-        ("DROP VIEW t", "a view is a query"),
-        ("SET spark.sql.ansi.enabled = false", "a view is a query"),
+        ("CREATE TABLE x (a int)", "expected a query"),
+        ("DROP VIEW t", "expected a query"),
+        ("SET spark.sql.ansi.enabled = false", "expected a query"),
         ("INSERT INTO t VALUES (1, 'a')", ""),
         ("SELECT array(INTERVAL '1' DAY) AS i", "cannot be answered"),
     ],
@@ -250,7 +250,7 @@ def test_a_large_answer_comes_as_a_file(child: ChildProcess) -> None:
 
 def test_a_query_that_does_not_make_its_output(child: ChildProcess) -> None:
     answer = child.ask(difference("SELECT v FROM t", HISTORY))
-    assert (answer.code, "expected were" in answer.text) == ("QueryRejected", True)
+    assert (answer.code, "expected (" in answer.text) == ("QueryRejected", True)
 
 
 # -- errors of the data -------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_prepare_checks_what_the_plan_makes(child: ChildProcess) -> None:
         TableSchema((TableColumn("c", "bigint"), TableColumn("v", "string"))),
     ):
         answer = child.ask(PreparePlan(job_id(), "p", plan_of(node, wrong)))
-        assert (answer.code, "expected were" in answer.text) == ("QueryRejected", True)
+        assert (answer.code, "expected (" in answer.text) == ("QueryRejected", True)
 
 
 def test_prepare_checks_hidden_columns(child: ChildProcess) -> None:

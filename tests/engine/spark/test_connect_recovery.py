@@ -85,7 +85,7 @@ async def test_a_server_that_dies_and_comes_back(
         await engine.send(SubmitJob(QueryFiles("forever", FOREVER, ()), running))
         await ask(engine, analyze("between"))  # in order: the first is at work
         server.kill()
-        with anyio.fail_after(200), pytest.raises(JobTooLarge, match="its server is silent"):
+        with anyio.fail_after(200), pytest.raises(JobTooLarge, match="its server does not answer"):
             await running.wait()
         with anyio.fail_after(200), pytest.raises(EngineUnavailable) as caught:
             await ask(engine, analyze("away"))

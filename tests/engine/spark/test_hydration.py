@@ -138,7 +138,9 @@ async def test_a_large_view_goes_by_files_and_loses_nothing(tmp_path: Path) -> N
         assert all(row["nothing"] == [None] for row in odd)
         engine = tmp_path / "state" / "scratch" / "engine"
         assert not list((engine / "out").iterdir()), "an answer's files go with it"
-        assert "goes into files" in (engine / "engine.log").read_text(), "the groups were collected"
+        assert "is written to files" in (engine / "engine.log").read_text(), (
+            "the groups were collected"
+        )
         blobs = (tmp_path / "state" / "blob").glob("*/*.parquet")
         makers = Counter(pq.read_metadata(blob).created_by.split()[0] for blob in blobs)
         assert makers["parquet-mr"] > 0, "the copy was not taken over"

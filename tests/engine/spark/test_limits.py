@@ -54,7 +54,7 @@ def test_a_text_that_is_nested_deeper_than_is_allowed_is_refused(
     engine._here, engine._parts = True, None
     slot = engine.slot()
     slot.check_size("(a) + (b) + ((c))")
-    with pytest.raises(JobTooLarge, match="nested 3 deep, more than 2"):
+    with pytest.raises(JobTooLarge, match="nested 3 levels deep, more than 2"):
         slot.check_size("(((c)))")
 
 

@@ -491,7 +491,7 @@ def test_what_a_plan_would_keep_is_refused_once_and_right(
         assert table_of(answer).num_rows == 1
     lines = [line for line in child.log.read_text().splitlines() if line.startswith(f"{name}:")]
     assert len(lines) == 1
-    assert "planned anew" in lines[0]
+    assert "planned at each step" in lines[0]
     assert reason.lower() in lines[0].lower()
 
 
@@ -510,11 +510,11 @@ def test_a_large_answer_comes_by_files_with_every_type(child: ChildProcess) -> N
         made = step(child, name, 0, {"d0": rows_of(schema, some)}, lo=0)
         return Counter(map(repr, table_of(made).to_pylist()))
 
-    told = child.log.read_text().count("goes into files")
+    told = child.log.read_text().count("is written to files")
     whole = answer(rows)
-    assert child.log.read_text().count("goes into files") == told + 1
+    assert child.log.read_text().count("is written to files") == told + 1
     assert whole == sum((answer(rows[at : at + 2_000]) for at in (0, 2_000, 4_000)), Counter())
-    assert child.log.read_text().count("goes into files") == told + 1
+    assert child.log.read_text().count("is written to files") == told + 1
     assert whole.total() == 4 * len(rows)
 
 

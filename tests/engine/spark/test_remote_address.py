@@ -27,12 +27,12 @@ def test_what_is_shown(master: str, place: str) -> None:
 @pytest.mark.parametrize(
     ("master", "words"),
     [
-        ("sc://", "write it sc://HOST:PORT"),
-        ("sc://host:port", "write it sc://HOST:PORT"),
-        ("sc://host:70000", "write it sc://HOST:PORT"),
-        ("sc://host/path;token=hush", "write it sc://HOST:PORT"),
-        ("sc://hush@host:1", "write it sc://HOST:PORT"),
-        ("sc://host:1?token=hush", "write it sc://HOST:PORT"),
+        ("sc://", "expected the form sc://HOST:PORT"),
+        ("sc://host:port", "expected the form sc://HOST:PORT"),
+        ("sc://host:70000", "expected the form sc://HOST:PORT"),
+        ("sc://host/path;token=hush", "expected the form sc://HOST:PORT"),
+        ("sc://hush@host:1", "expected the form sc://HOST:PORT"),
+        ("sc://host:1?token=hush", "expected the form sc://HOST:PORT"),
         ("sc://host:1/;token", "parameter 'token'"),
         ("sc://host:1/;token=hush=hush", "parameter 'token'"),
         ("sc://host:1/;session_id=hush", "must not name a session_id"),

@@ -29,6 +29,6 @@ def test_a_users_own_spark(tmp_path: Path, java: JavaHome) -> None:
     assert [row[0] for row in found["filtered"]] == [47, 48, 49]
     assert "ReadTooFarAhead" in found["beyond"]
     assert "UnknownObject" in found["nothing"]
-    assert "near it are flights" in found["nothing"]
+    assert "similar tables and views: flights" in found["nothing"]
     assert found["many"] > 2
     assert sorted(row[0] for row in found["divided"]) == [n for n in range(50) if n != 4]

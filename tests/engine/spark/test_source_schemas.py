@@ -103,7 +103,7 @@ def test_a_frame_keeps_the_schema_that_it_was_loaded_with(tmp_path: Path) -> Non
     assert changes(found) == {(1, "a", 3): 1, (2, "b", 13): 1}
     nothing = {"id": None, "name": "c", "more": 5, TIME: 23, DIFF: 1}
     world.tables(30, pa.Table.from_pylist([nothing], new.arrow_updates()))
-    with pytest.raises(TypeMismatch, match=r"holds NULL in id, .* load\(\) it again"):
+    with pytest.raises(TypeMismatch, match=r"has NULL in id, .* call load\(\) again"):
         rows_of(reader, reader.partitions(ends[1], ends[2]))
 
 

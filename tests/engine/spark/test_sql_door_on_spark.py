@@ -84,7 +84,7 @@ async def merged(db: psycopg.AsyncConnection[Any]) -> None:
     assert done.statusmessage == f"MERGE {3 + moved[0][0]}"
     assert moved[0][0] > 0
     await db.execute("INSERT INTO arrivals VALUES ('i3', 1)")
-    with pytest.raises(psycopg.Error, match="two rows of the source"):
+    with pytest.raises(psycopg.Error, match="two source rows match"):
         await db.execute(text)
 
 

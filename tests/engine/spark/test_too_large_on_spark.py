@@ -20,7 +20,7 @@ from actors.runtime.errors import JobTooLarge, PenstockError, ViewInError
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 WAIT_MS = 400_000
-GUILTY = r"JobTooLarge: Step .* ended the engine twice, alone"
+GUILTY = r"JobTooLarge: Step .* ended the engine twice while running alone"
 MORE_THAN_THE_HEAP = 1_900_000_000
 FINE = "SELECT k, count(*) AS n FROM t GROUP BY k"
 KILLER = "SELECT k, length(repeat('x', n)) AS l FROM t"

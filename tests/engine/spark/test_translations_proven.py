@@ -94,7 +94,7 @@ def test_a_plan_with_one_fault_is_not_the_texts(told: dict[str, Any]) -> None:
     accepted = {
         change: reason
         for change, reason in said.items()
-        if not reason.startswith("a plan that is not the text's: ")
+        if not reason.startswith("its translation does not match the query: ")
     }
     assert accepted == {}
     assert {what.split(" ", 1)[1] for _, what in said} == EXPECTED

@@ -299,7 +299,7 @@ def test_roles(
 def test_rights_are_in_the_one_schema(scope: str) -> None:
     _, _, requests, more = changed(f"GRANT read ON {scope} TO a")
     assert requests == ()
-    assert more == {"refused": "schema s does not exist: there is public"}
+    assert more == {"refused": "schema s does not exist (available: public)"}
 
 
 @pytest.mark.parametrize("dialect", [SPARK, POSTGRES])

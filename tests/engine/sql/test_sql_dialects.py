@@ -122,7 +122,7 @@ def test_arrays_and_qualified_names_are_written_as_sparks(text: str, wanted: str
 
 @pytest.mark.parametrize("text", ["a[1:2]", "a[:2]", "a[i:]", "CASE WHEN x THEN a END [1]"])
 def test_subscripts_that_are_not_known_are_refused(text: str) -> None:
-    with pytest.raises(SqlSyntaxError, match="not known"):
+    with pytest.raises(SqlSyntaxError, match="array"):
         to_spark(f"SELECT {text} FROM t")
 
 
@@ -142,13 +142,13 @@ def test_texts_in_brackets_are_cast_as_texts(text: str, wanted: str) -> None:
 
 @pytest.mark.parametrize("text", ["f('x')::uuid", "('a' || 'b')::uuid", "'x'::text::uuid"])
 def test_other_operands_of_checked_types_are_refused(text: str) -> None:
-    with pytest.raises(SqlSyntaxError, match="an expression is not cast to uuid"):
+    with pytest.raises(SqlSyntaxError, match="cannot cast an expression to uuid"):
         to_spark(f"SELECT {text}", read_typed=typed_literal)
 
 
 @pytest.mark.parametrize("lock", ["FOR UPDATE", "FOR SHARE OF t", "LIMIT 1 for no key update"])
 def test_locks_are_refused_by_name(lock: str) -> None:
-    with pytest.raises(SqlSyntaxError, match="no rows are locked"):
+    with pytest.raises(SqlSyntaxError, match="rows cannot be locked"):
         to_spark(f"SELECT * FROM t {lock}")
     kept = "SELECT substring(a FROM 1 FOR c), b FROM t FOR TIMESTAMP AS OF '2024-01-01'"
     assert to_spark(kept).text == kept
@@ -158,7 +158,7 @@ def test_locks_are_refused_by_name(lock: str) -> None:
 def test_times_of_fewer_digits_are_refused(kind: str) -> None:
     """PostgreSQL rounds them."""
     for text in (f"SELECT a::{kind}", f"SELECT CAST(a AS {kind})"):
-        with pytest.raises(SqlSyntaxError, match="six digits"):
+        with pytest.raises(SqlSyntaxError, match="microsecond precision"):
             to_spark(text)
 
 
@@ -325,21 +325,21 @@ def test_parameters(text: str, parameters: list[str], wanted: str) -> None:
 
 # The mark stands where the error is.
 ERRORS: list[tuple[str, str]] = [
-    ("SELECT ¦$2", "there is no parameter $2; 1 were given"),
-    ("SELECT ¦$0", "there is no parameter $0"),
-    ("SELECT ¦$99999999999999999999", "there is no parameter $9999999"),
-    ("SELECT ¦'a", "a string does not end"),
-    (r"SELECT ¦E'\377'", "a string has an escape that is no character"),
+    ("SELECT ¦$2", "no value for parameter $2; parameters given: 1"),
+    ("SELECT ¦$0", "no value for parameter $0"),
+    ("SELECT ¦$99999999999999999999", "no value for parameter $9999999"),
+    ("SELECT ¦'a", "a string is not closed"),
+    (r"SELECT ¦E'\377'", "invalid escape in a string: it does not denote a character"),
     ("SELECT a::¦5", "expected a type, found '5'"),
     ("SELECT CAST(a AS ¦5)", "expected a type, found '5'"),
     ("SELECT ¦(a", "'(' is not closed"),
-    ("SELECT a::¦bytea", "an expression is not cast to bytea"),
-    ("SELECT CAST(a AS ¦uuid)", "an expression is not cast to uuid"),
-    ("SELECT 'a'::text::¦json", "an expression is not cast to json"),
-    ("SELECT a::¦varchar(3)[]", "an expression is not cast to array<varchar(3)>"),
-    ("SELECT sum(a) OVER (b)::¦varchar(3)", "this cast's operand is not known"),
-    ("SELECT CASE a END::¦char(3)", "this cast's operand is not known"),
-    (r"SELECT a = ¦'\xde'", r"the type of '\xde' is not known here"),
+    ("SELECT a::¦bytea", "cannot cast an expression to bytea"),
+    ("SELECT CAST(a AS ¦uuid)", "cannot cast an expression to uuid"),
+    ("SELECT 'a'::text::¦json", "cannot cast an expression to json"),
+    ("SELECT a::¦varchar(3)[]", "cannot cast an expression to array<varchar(3)>"),
+    ("SELECT sum(a) OVER (b)::¦varchar(3)", "cannot tell what this cast applies to"),
+    ("SELECT CASE a END::¦char(3)", "cannot tell what this cast applies to"),
+    (r"SELECT a = ¦'\xde'", r"cannot tell the type of '\xde' here"),
 ]  # fmt: skip
 
 

@@ -155,5 +155,5 @@ def test_settings_of_spark(text: str, wanted: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("word", ["BEGIN", "COPY", "DECLARE", "COMMIT", "PREPARE", "LISTEN"])
 def test_connections_of_postgres_alone_have_these(word: str) -> None:
-    with pytest.raises(SqlSyntaxError, match=f"{word} is a statement of connections by PostgreSQL"):
+    with pytest.raises(SqlSyntaxError, match=f"{word} is available only over PostgreSQL"):
         parse_statement(f"{word} x", SPARK)

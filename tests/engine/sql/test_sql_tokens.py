@@ -61,19 +61,19 @@ def test_kinds_of_tokens(dialect: SqlDialect, text: str, wanted: str) -> None:
 
 
 UNENDED: list[tuple[SqlDialect, str, int, str]] = [
-    (SPARK, "SELECT 'a", 7, "a string does not end"),
-    (SPARK, "'''", 0, "a string does not end"),
-    (SPARK, "'a\\'", 0, "a string does not end"),
-    (SPARK, 'a "b', 2, "a text in double quotes does not end"),
-    (SPARK, "a `b", 2, "a name in backticks does not end"),
-    (SPARK, "a /* b /* c */", 2, "a comment does not end"),
-    (SPARK, "a /*+ b", 2, "a comment does not end"),
-    (SPARK, "r'a", 1, "a string does not end"),
-    (POSTGRES, "a $$b", 2, "a string in $$ does not end"),
-    (POSTGRES, "a $x$b$$", 2, "$x$ does not end"),
-    (POSTGRES, "E'a\\'", 0, "a string does not end"),
-    (POSTGRES, 'a "b', 2, "a text in double quotes does not end"),
-    (POSTGRES, "U&'a'", 0, "U&' is not understood"),
+    (SPARK, "SELECT 'a", 7, "a string is not closed"),
+    (SPARK, "'''", 0, "a string is not closed"),
+    (SPARK, "'a\\'", 0, "a string is not closed"),
+    (SPARK, 'a "b', 2, "a text in double quotes is not closed"),
+    (SPARK, "a `b", 2, "a name in backticks is not closed"),
+    (SPARK, "a /* b /* c */", 2, "a comment is not closed"),
+    (SPARK, "a /*+ b", 2, "a comment is not closed"),
+    (SPARK, "r'a", 1, "a string is not closed"),
+    (POSTGRES, "a $$b", 2, "a string in $$ is not closed"),
+    (POSTGRES, "a $x$b$$", 2, "$x$ is not closed"),
+    (POSTGRES, "E'a\\'", 0, "a string is not closed"),
+    (POSTGRES, 'a "b', 2, "a text in double quotes is not closed"),
+    (POSTGRES, "U&'a'", 0, "U&' is not supported"),
 ]  # fmt: skip
 
 

@@ -121,7 +121,7 @@ async def test_a_plan_whose_states_cannot_be_stored_is_recomputed() -> None:
 
     sql = "select carrier, count(*) as n from flights group by carrier"
     plan = await compile_view(sql, TABLES, analyze_in_memory, check=refused)
-    reason = f"states that cannot be kept: {text}"
+    reason = f"state that cannot be stored: {text}"
     assert (plan.mode, plan.reason, plan.strata) == ("opaque", reason, ())
 
 
@@ -153,12 +153,12 @@ async def test_is_opaque_with_the_construct_named(sql: str, reason: str) -> None
         ("select id from flights where current_date > date '2013-01-01'", "current_date"),
         ("select rand() as r from flights", "rand()"),
         ("select uuid() as u from flights", "uuid()"),
-        ("select id, delay as id from flights", "two columns"),
+        ("select id, delay as id from flights", "duplicate column"),
         ("select id as __time from flights", "reserved"),
         ("select missing from flights", "missing"),
         ("select 1 as x", "at least one table"),
         ("insert into flights values (1)", "a view is a query; this is a command"),
-        ("select id from flights; select 1", "one query"),
+        ("select id from flights; select 1", "a single query"),
         ("select id from flights tablesample (10 percent)", "TABLESAMPLE"),
     ],
 )
@@ -170,7 +170,7 @@ async def test_is_refused(sql: str, text: str) -> None:
 async def test_an_unknown_table_is_named() -> None:
     with pytest.raises(UnknownObject, match="nowhere"):
         await compiled("select * from nowhere")
-    with pytest.raises(UnknownObject, match="not qualified"):
+    with pytest.raises(UnknownObject, match="qualified names are not supported"):
         await compiled("select * from db.flights")
 
 
@@ -271,7 +271,10 @@ async def test_not_in_is_an_anti_join_where_the_query_leaves_no_null() -> None:
 async def test_a_setting_that_changes_what_a_text_means_makes_a_view_opaque(setting: str) -> None:
     sql = "select carrier, stddev(delay) as s from flights group by 1"
     plan = await compile_view(sql, TABLES, analyze_in_memory, ((setting, "true"),))
-    assert (plan.mode, plan.reason) == ("opaque", f"the setting {setting}")
+    assert (plan.mode, plan.reason) == (
+        "opaque",
+        f"the setting {setting}, which changes the meaning of the query",
+    )
     plan = await compile_view(
         sql, TABLES, analyze_in_memory, (("spark.sql.session.timeZone", "UTC"),)
     )
@@ -345,13 +348,13 @@ async def test_explain_tells_mode_reason_strata_and_lookups() -> None:
     assert "hidden 0: `k0` string, `n` bigint" in text
     opaque = explain(await compiled("select id from flights limit 3"))
     assert "mode: opaque (LIMIT or OFFSET in the view)" in opaque
-    assert "recomputed whole" in opaque
+    assert "recomputed in full" in opaque
 
 
 async def test_explain_tells_of_every_kind_of_node() -> None:
     text = explain(await compiled("select carrier, max(delay) as m from flights group by carrier"))
     (few,) = [line for line in text.splitlines() if "Recompute by (" in line]
-    assert few.endswith("[incremental: of few rows that are kept]")
+    assert few.endswith("[incremental: over a few stored rows]")
     assert "max(" in text
     keyed = explain(await compiled("select carrier, avg(ratio) m from flights group by carrier"))
     (group,) = [line for line in keyed.splitlines() if "Recompute by (" in line]
@@ -417,10 +420,10 @@ async def test_a_translated_plan_is_the_views_and_the_engine_is_asked_once() -> 
 
 
 async def test_a_view_that_is_not_translated_is_opaque_for_that_reason() -> None:
-    refused = QueryTranslation(None, "a plan that is not the text's: x")
+    refused = QueryTranslation(None, "its translation does not match the query: x")
     engine = Asked(QueryAnalyzed("a", IDS, ("flights",), translation=refused))
     plan = await compile_view("select id from flights", TABLES, engine)
-    assert (plan.mode, plan.reason) == ("opaque", "a plan that is not the text's: x")
+    assert (plan.mode, plan.reason) == ("opaque", "its translation does not match the query: x")
     assert len(engine.asked) == 1
 
 
@@ -440,9 +443,9 @@ async def test_tables_are_those_that_the_engine_says() -> None:
     [
         ("`nowhere`", UnknownObject, "no table or view named 'nowhere'; known: big, carriers"),
         ("`flights`", UnknownObject, "no table or view named 'flights'"),
-        ("`x`.`fli``ghts`", UnknownObject, "x.fli`ghts: names are not qualified"),
+        ("`x`.`fli``ghts`", UnknownObject, "x.fli`ghts: qualified names are not supported"),
         ("`penstock`.`steps`", InvalidUsage, "can only be read"),
-        ("`penstock`.`views`", UnknownObject, "has no relation 'penstock.views' about itself"),
+        ("`penstock`.`views`", UnknownObject, "unknown relation 'penstock.views'"),
     ],
 )
 async def test_a_name_that_nobody_has(missing: str, error: type[Exception], words: str) -> None:

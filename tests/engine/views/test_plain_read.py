@@ -208,7 +208,7 @@ def test_a_query_ends_with_its_last_word(sql: str, wanted: str) -> None:
 
 
 def test_two_statements_are_no_query() -> None:
-    with pytest.raises(QueryRejected, match="line 2 has a statement behind a semicolon"):
+    with pytest.raises(QueryRejected, match="line 2 has another statement after a semicolon"):
         query_text("SELECT ';'\n; -- and\nSELECT 2;")
 
 

@@ -164,4 +164,4 @@ def test_plans_grow_no_faster_than_their_rule(rule: str, monkeypatch: pytest.Mon
 def test_what_needs_too_large_a_plan_is_recomputed_with_that_reason(rule: str) -> None:
     plan = compiled(RULES[rule][1](16), PlanLimits(plan_nodes_max=100))
     assert (plan.mode, plan.strata) == ("opaque", ())
-    assert "nodes for its changes, more than 100 (view_plan_nodes_max)" in plan.reason
+    assert "nodes, more than view_plan_nodes_max (100)" in plan.reason

@@ -20,7 +20,7 @@ FLOATS = TableSchema((TableColumn("x", "double"), TableColumn("n", "int")), ("x"
 TABLES = {"goods": TableSchema(COLUMNS, ("id",)), "bag": TableSchema(COLUMNS), "floats": FLOATS}
 BY_KIND = KnownIndex("u7", "by_kind", ("kind",))
 BY_NAME = KnownIndex("u8", "by_name", ("name", "kind"))
-LAID_OVER = "the changes of the open transaction are laid over "
+LAID_OVER = "the open transaction has changed "
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_cheapest_way_is_first(
             "SELECT name FROM goods",
             ["spark.sql.caseSensitive"],
             [],
-            "the setting spark.sql.caseSensitive may change what its text means",
+            "the setting spark.sql.caseSensitive may change the meaning of the query",
         ),
     ],
 )
@@ -85,9 +85,9 @@ def test_a_choice_is_explained() -> None:
         (ReadChoice("index", ("kind",), BY_KIND), "  from index: by_kind (kind)"),
         (
             ReadChoice("index", (), BY_KIND),
-            "  from index: by_kind, whole: its rows are summed up",
+            "  from index: by_kind, full scan: its rows are already consolidated",
         ),
-        (ReadChoice("shard"), "  from shard: no index of these columns is ready"),
+        (ReadChoice("shard"), "  from shard: no index on these columns is ready"),
     ]:
         assert explain_read(read, way) == [
             "Read of goods, without Spark",

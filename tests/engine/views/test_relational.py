@@ -386,7 +386,5 @@ def test_a_window_is_keyed_unless_its_first_rows_are_kept(kept: bool) -> None:
     window = WindowFunctions(scan, (key,), (), (call,), tuple((c, "int") for c in columns_of(scan)))
     above = FilterNode(window, "(w <= 3)" if kept else "(w <> 3)")
     plan = msgspec.structs.replace(plan_of("select k from a"), root=above)
-    text = (
-        "incremental, with a reserve" if kept else "keyed: touched partitions are computed afresh"
-    )
+    text = "incremental, with a reserve" if kept else "keyed: touched partitions are recomputed"
     assert explain_tree(plan).splitlines()[1].endswith(f"[{text}]")

@@ -90,7 +90,7 @@ def test_a_bound_reads_a_range_and_anything_else_reads_all(test: str, bounds: in
     made = derived(beside(test), "i0b_k")
     assert ranges_of(made) == ([("x",) * bounds] if bounds else [])
     what = "a range" if bounds else "all"
-    assert made.reason == f"{what} of t is read when the one row beside it changes"
+    assert made.reason == f"{what} of t is read when the single row joined with it changes"
 
 
 def test_one_predicate_that_is_no_comparison_reads_all() -> None:

@@ -1,4 +1,4 @@
-"""What the pages of the documentation talk to: services, acceptors, buckets, and a shell."""
+"""The surroundings of the documentation tests: services, acceptors, buckets, and a shell."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ exec {python} -m actors.doors.commands.cli "$@"
 def process(
     arguments: list[str], environ: Mapping[str, str], folder: Path, *, in_memory: bool = False
 ) -> Iterator[str]:
-    """Run `penstock serve` or `penstock wal serve` until the block ends; the address that it
-    printed."""
+    """Run `penstock serve` or `penstock wal serve` until the block ends, and yield the address that
+    it printed."""
     program = [str(IN_MEMORY)] if in_memory else ["-m", "actors.doors.commands.cli"]
     with (
         (folder / "served.log").open("ab") as log,
@@ -57,7 +57,8 @@ def process(
 
 
 class Shell:
-    """A reader's shell: commands run in `folder`; `penstock` here, to be quick, all else in sh."""
+    """A reader's shell in `folder`. Runs `penstock` in this process, which is fast, and everything
+    else in sh."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -68,16 +69,16 @@ class Shell:
         program.write_text(BIN.format(python=sys.executable))
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-        # as wide as a page, whatever the terminal of who runs the tests
+        # the width of a page, whatever the terminal of the test run
         monkeypatch.setenv("COLUMNS", "200")
 
     def speak_to(self, address: str) -> None:
-        """Commands speak to this service from now on."""
+        """Point later commands at this service."""
         self._patch.setenv("PENSTOCK_LISTEN", address)
 
     def run(self, command: str) -> str:
-        """Return what a command printed, errors too. Fails the test where it could not be done
-        and says nothing of it."""
+        """Return a command's output, including errors. Fails the test if the command fails
+        silently."""
         words = words_of(command)
         if words is not None and words[0] == "penstock":
             done = CliRunner().invoke(cli.app, words[1:])
@@ -98,7 +99,7 @@ class Shell:
 
 
 def words_of(command: str) -> list[str] | None:
-    """Return the words of a plain command; None where it takes a shell."""
+    """Return the words of a plain command, or None if it needs a shell."""
     import shlex
 
     lexer = shlex.shlex(command.replace("\\\n", " "), posix=True, punctuation_chars=True)
@@ -111,7 +112,7 @@ def words_of(command: str) -> list[str] | None:
 
 
 def check_synopsis(text: str) -> None:
-    """Fail the test unless there is such a command with such options."""
+    """Fail the test unless the command exists and has these options."""
     words = re.findall(r"(?<![\w-])(--?[a-z][\w-]*)", text)
     command: Any = typer.main.get_command(cli.app)
     for word in text.split()[1:]:
@@ -124,8 +125,8 @@ def check_synopsis(text: str) -> None:
 
 
 def same_output(printed: str, shown: str) -> bool:
-    """Return whether a command printed what the page shows. Times in milliseconds vary, and so
-    does how many blanks stand between columns."""
+    """Return whether a command printed what the page shows. Ignores times in milliseconds and the
+    number of blanks between columns."""
 
     def plain(text: str) -> list[list[str]]:
         lines = re.sub(r"\b1\d{12}\b", "TIME", text).splitlines()

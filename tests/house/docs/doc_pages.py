@@ -1,15 +1,15 @@
-"""Pages of the documentation as what a reader would run, in order.
+"""Parses pages of the documentation into the steps that a reader would execute, in order.
 
-A block is fenced or indented by four columns. In it, and in this order of precedence:
+A block is fenced or indented by four columns. The first rule that applies decides:
 
-- behind an HTML comment ``<!-- not run: WHY -->`` it is not run, for the reason given;
-- ``mermaid`` is drawn elsewhere, ``psql`` is typed and compared by the page's own test, and a fence
-  of no language, whose first line is no command and no Python, is a drawing;
-- a fence of ``console`` has commands behind ``$ `` and what they print below them;
-- a line that begins with a command of `PROGRAMS` is a command, with the lines that continue it;
-- a line with ``[--`` or ``…`` in it is a synopsis: the command must exist, with those options;
-- statements of SQL end with a semicolon;
-- everything else must be Python, with ``await`` where it likes. ``print(…)  # X`` promises X.
+- A block after an HTML comment ``<!-- not run: WHY -->`` is not run, for the reason given.
+- ``mermaid`` is drawn elsewhere, ``psql`` is run by the page's own test, and a fence without a
+  language, whose first line is neither a command nor Python, is a drawing.
+- A fence of ``console`` has commands after ``$ ``, each followed by its output.
+- A line that starts with a command of `PROGRAMS` is a command, with its continuation lines.
+- A command with ``[--`` or ``…`` is a synopsis: the command must exist, with those options.
+- SQL statements end with a semicolon.
+- Everything else must be Python, possibly with top-level ``await``. ``print(…)  # X`` must print X.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ _SQL: Final = re.compile(r"(SELECT|ALTER|CREATE|GRANT|DROP)\b")
 
 
 class Step(NamedTuple):
-    """One thing to do; `line` is that of the page."""
+    """One step of a page; `line` is its line number."""
 
     line: int
     kind: Kind
     text: str
-    """A command, Python, SQL, or the reason why it is not run."""
+    """A command, Python or SQL; or the reason why a block is not run."""
     shown: str = ""
-    """What the page says that it prints."""
+    """The output that the page shows."""
     block: int = 0
-    """The line at which its block begins."""
+    """The line at which the step's block starts."""
 
 
 class _Block(NamedTuple):
     line: int
     language: str
-    """``indented`` for a block that is."""
+    """The language of a fence, or ``indented``."""
     lines: list[str]
     skipped: str
 
 
 def steps_of(path: Path) -> Iterator[Step]:
-    """Yield what a page has, in order. Raises `ValueError` for what is nothing of it."""
+    """Yield the steps of a page in order. Raises `ValueError` for a block of no known kind."""
     for block in _blocks(path.read_text().split("\n")):
         for step in _steps(block):
             yield step._replace(block=block.line)
@@ -155,5 +155,5 @@ def _python(line: int, lines: list[str]) -> Step:
 
 
 def compiled(text: str, name: str) -> object:
-    """Return Python's code, with `await` where it likes. Raises `SyntaxError`."""
+    """Compile Python that may contain top-level ``await``. Raises `SyntaxError`."""
     return compile(text, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

@@ -1,4 +1,4 @@
-"""`penstock` with the in-memory engine: for pages that show how a service is started."""
+"""`penstock` with the in-memory engine, for pages that show how to start a service."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Every command and every snippet of README and docs/ is run, page by page, in order.
+"""Run every command and snippet of README and docs/, page by page, in order.
 
-A page speaks to a real service on Spark, which is started once for all of them, in folders of this
-test and with the settings that the pages name. What is put in the place of what a page says is in
-`House.instead`: hosts, ports and folders, nothing else. A line that starts a service starts one, on
-the in-memory engine, and what follows in the same block speaks to it; a service that may use some
-bucket is the one for all. The pages of `ELSEWHERE` are run by tests of their own.
+The pages use a real service on Spark, which is started once for all of them, in a test folder and
+with the settings that the pages name. `House.instead` replaces hosts, ports and folders of a page,
+nothing else. A line that starts a service starts one on the in-memory engine, and the rest of its
+block uses that one. If the line configures buckets, the block uses the common service. The pages in
+`ELSEWHERE` have tests of their own.
 """
 
 from __future__ import annotations
@@ -54,39 +54,8 @@ ELSEWHERE: Final = {
 LONG_PAGES: Final = ("backups.md", "high-availability.md", "operations.md", "tracing.md")
 SKIPPED_MAX: Final = 20
 PROSE_CHARACTERS_MAX: Final = 400
-NOT_WRAPPED: Final = (
-    "CHANGELOG.md",
-    "docs/architecture.md",
-    "docs/decisions/0001-actors-without-shared-state.md",
-    "docs/decisions/0002-spark-analyses-the-query.md",
-    "docs/decisions/0006-shards-by-compare-and-set.md",
-    "docs/decisions/0007-one-order-and-nonces.md",
-    "docs/decisions/0009-lookups-in-sorted-runs.md",
-    "docs/guides/backups.md",
-    "docs/guides/deployment.md",
-    "docs/guides/persist-stores.md",
-    "docs/guides/sinks.md",
-    "docs/guides/sources-files.md",
-    "docs/guides/sources-generators.md",
-    "docs/guides/sources-postgres.md",
-    "docs/guides/sources-wal.md",
-    "docs/guides/sources.md",
-    "docs/guides/spark-connect.md",
-    "docs/guides/spark.md",
-    "docs/guides/tls-and-tokens.md",
-    "docs/guides/tracing.md",
-    "docs/guides/view-scripts.md",
-    "docs/guides/wal.md",
-    "docs/internals/how-to-change-it.md",
-    "docs/internals/shards.md",
-    "docs/internals/testing.md",
-    "docs/reference/relations.md",
-    "docs/reference/sql.md",
-    "docs/reference/views.md",
-)
-"""Pages that still have longer lines of prose."""
 NOT_DONE: Final = ("skipped", "drawing", "json")
-"""Kinds of steps that a reader only looks at."""
+"""Kinds of steps that are not executed."""
 BUCKETS: Final = {
     "PENSTOCK_COPY_BUCKETS": "s3://exports/penstock",
     "PENSTOCK_SINK_BUCKETS": "s3://lake/penstock",
@@ -96,7 +65,7 @@ TENANT, TIMELINE = "0a" * 16, "0b" * 16
 
 
 class House:
-    """What all pages speak to; `instead` says what stands in the place of what they say."""
+    """The servers that all pages use, and what `instead` replaces in their texts."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -105,7 +74,7 @@ class House:
         for bucket in ("exports", "lake", "landing", "bucket"):
             self.bucket.ask("PUT", f"/{bucket}")
         self.postgres: PostgresServer | None = None
-        with suppress(NoPostgres):  # then pages with one are left out by name
+        with suppress(NoPostgres):  # then the pages that need PostgreSQL are skipped by name
             self.postgres = stack.enter_context(postgres_server(wal_level="logical"))
         self.environ = {
             **{name: value for name, value in os.environ.items() if name[:9] != "PENSTOCK_"},
@@ -159,7 +128,7 @@ class House:
             }
 
     def placed(self, text: str) -> str:
-        """Return a text of a page with what stands here for what it says."""
+        """Return a page's text with its addresses and folders replaced by those of this test."""
         for said, stands in self.instead.items():
             text = text.replace(said, stands)
         return text
@@ -175,7 +144,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 class Reader:
-    """Somebody who does what one page says."""
+    """Follows the instructions of one page."""
 
     def __init__(self, house: House, shell: Shell, client: Client) -> None:
         self.house = house
@@ -186,8 +155,8 @@ class Reader:
         self._block = 0
 
     async def do(self, step: Step) -> bool:
-        """Do one thing, and compare what it prints; fails the test if that differs. Returns False
-        if there is nothing to do."""
+        """Execute one step and compare its output; fails the test if it differs. Returns False if
+        there is nothing to execute."""
         text = self.house.placed(step.text)
         if step.block != self._block:
             self._block = step.block
@@ -220,7 +189,7 @@ class Reader:
     async def _python(self, text: str, name: str) -> str:
         printed = io.StringIO()
         with redirect_stdout(printed):
-            if "asyncio.run(" in text:  # it is a program of its own
+            if "asyncio.run(" in text:  # a complete program
                 await anyio.to_thread.run_sync(exec, compile(text, name, "exec"), {})
             else:
                 found = eval(compiled(text, name), self.names)
@@ -229,7 +198,8 @@ class Reader:
         return printed.getvalue()
 
     async def _serve(self, text: str) -> None:
-        """A service, or acceptor, with the settings given; it stays until the next or the end."""
+        """Start a service or acceptor with the given settings. It runs until the next one or the
+        end."""
         words = words_of(text)
         assert words is not None
         at = words.index("penstock")
@@ -248,7 +218,7 @@ class Reader:
             self.shell.speak_to(address)
 
     async def clear(self) -> None:
-        """Drop all that a page has made."""
+        """Drop everything that a page has created."""
         for sink in await self.client.sinks():
             await self.client.drop_sink(sink.name)
         for source in await self.client.sources():
@@ -258,18 +228,18 @@ class Reader:
             await self.client.drop(found.name)
 
     async def make(self, name: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> None:
-        """Make a table with rows."""
+        """Create a table with rows."""
         await self.client.create_table(name, columns)
         await self.client.insert(name, rows)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file into the house's folder."""
+        """Write a file into the test folder."""
         path = self.house.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
     def ask_postgres(self, *statements: str) -> None:
-        """Run statements, each ended by a semicolon or not, as the superuser."""
+        """Run statements as the superuser; the final semicolons are optional."""
         server = self.house.postgres
         assert server is not None
         file = server.put("statements.sql", ";\n".join(statements).encode())
@@ -280,7 +250,7 @@ class Reader:
         await anyio.to_thread.run_sync(self.shell.run, command)
 
     async def push(self) -> None:
-        """Make the timeline of acceptors, with a record."""
+        """Create the acceptors' timeline, with one record."""
         record = {"table": "orders", "row": {"id": 1, "customer": "x", "total": "1.50"}}
         (self.shell.folder / "changes.jsonl").write_text(json.dumps(record) + "\n")
         own = ",".join(self.house.acceptors)
@@ -326,7 +296,7 @@ async def backups(reader: Reader, page: Path) -> None:
 
 
 async def a_client_with_a_certificate(reader: Reader, page: Path) -> None:
-    """As the page says: of a client any name will do."""
+    """Create the client's certificate, which may have any name according to the page."""
     for step in steps_of(page):
         if step.text.startswith(("openssl req -newkey", "openssl x509")):
             await reader.run(re.sub(r"service\.(key|csr|pem)", r"client.\1", step.text))
@@ -357,7 +327,7 @@ async def a_table_of_sales(reader: Reader, page: Path) -> None:
 
 
 async def no_schema(reader: Reader, page: Path) -> None:
-    """The service that the page starts first has made one."""
+    """Drop the schema, which the service started first by the page has created."""
     reader.ask_postgres("DROP SCHEMA penstock CASCADE", A_ROLE)
 
 
@@ -422,7 +392,7 @@ BEFORE: Final[dict[str, dict[str, Presumed]]] = {
     "tls-and-tokens.md": {"penstock status --connect": a_client_with_a_certificate},
     "wal.md": {"": wal},
 }
-"""What a page presumes, and what it does before the step that begins so."""
+"""Preparations of each page, by the start of the step before which they run ("": the first)."""
 NEED_POSTGRES: Final = ("persist-stores.md", "sources-postgres.md", "sources.md")
 
 
@@ -458,7 +428,7 @@ async def test_a_page_does_what_it_says(
         async with await Client.connect(house.address) as client:
             reader = Reader(house, shell, client)
             shell.speak_to(house.address)
-            await reader.clear()  # of a page that failed
+            await reader.clear()  # left by a page that failed
             with reader.served:
                 if "" in before:
                     await before[""](reader, page)
@@ -492,7 +462,7 @@ def test_targets_and_links_named_in_the_readme_exist() -> None:
 
 
 def prose_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of a page that are outside fences and tables."""
+    """Yield a page's lines, with their numbers, that are outside fences and tables."""
     fenced = False
     for number, line in enumerate(text.split("\n"), start=1):
         if line.lstrip().startswith("```"):
@@ -502,11 +472,10 @@ def prose_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def test_no_line_of_prose_is_too_long_to_read() -> None:
-    """A longer one is a paragraph to break, or a list."""
+    """Break a longer line, or turn it into a list."""
     long = {
         f"{path.relative_to(ROOT)}:{number}"
         for path in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-        if str(path.relative_to(ROOT)) not in NOT_WRAPPED
         for number, line in prose_lines(path.read_text())
         if len(line) > PROSE_CHARACTERS_MAX
     }

@@ -1,4 +1,4 @@
-"""The two sessions that the README shows: what is typed is sent, and what comes is compared."""
+"""The two sessions shown in the README: their input is sent, and the output is compared."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LINES_MAX = 30
 
 
 def blocks(begin: str) -> Iterator[list[str]]:
-    """The blocks of text in which a line begins so."""
+    """Yield the text blocks in which a line starts with `begin`."""
     for block in re.findall(r"^```text\n(.*?)^```", README.read_text(), re.M | re.S):
         if re.search(f"^{re.escape(begin)}", block, re.M):
             yield block.splitlines()
 
 
 def typed(lines: list[str], prompts: tuple[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """What is typed behind a prompt and the prompt of further lines, and what comes."""
+    """Yield each input after a prompt, with its continuation lines, and the output that follows."""
     text, shown = "", list[str]()
     for line in lines:
         if line.startswith(prompts[0]):
@@ -46,7 +46,7 @@ def typed(lines: list[str], prompts: tuple[str, str]) -> Iterator[tuple[str, lis
 
 
 def plain(lines: list[str]) -> list[list[str]]:
-    """Lines without how many blanks and dashes fill a column."""
+    """Return lines without the blanks and dashes that pad columns."""
     words = [re.sub("-+", "-", line).split() for line in lines]
     return [line for line in words if line]
 

@@ -1,4 +1,4 @@
-"""The page on security names mechanisms and tests that are there."""
+"""The mechanisms and tests named on the security page exist."""
 
 from __future__ import annotations
 

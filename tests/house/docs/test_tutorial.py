@@ -30,17 +30,17 @@ pytestmark = [pytest.mark.spark, pytest.mark.second]
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "tutorial.md"
 AS_POSTGRES: Final = "sudo -u postgres "
 BY_THE_FIXTURE: Final = ("make setup", AS_POSTGRES + "psql", "sudo systemctl restart")
-"""Commands that the test has done before: the server logs logically from its start."""
+"""Commands that the fixture has already done: its server uses logical WAL from the start."""
 
 
 def blocks() -> Iterator[tuple[str, list[str]]]:
-    """The language and the lines of each block, in order."""
+    """Yield the language and the lines of each block, in order."""
     for language, text in re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(), re.M | re.S):
         yield language, text.splitlines()
 
 
 def session(lines: list[str]) -> tuple[str, str, str]:
-    """The database of psql's prompt, what is typed at it, and what is printed."""
+    """Return the database in psql's prompt, the input typed there, and the output."""
     database = lines[0].split("=")[0]
     typed, printed = [], []
     for line in lines:
@@ -53,12 +53,12 @@ def session(lines: list[str]) -> tuple[str, str, str]:
 
 
 def plain(text: str) -> list[str]:
-    """Words, without how many blanks and dashes fill a column."""
+    """Return the words, without the blanks and dashes that pad columns."""
     return re.sub("-+", "-", text).split()
 
 
 class Reader:
-    """Who follows the page: has a PostgreSQL, and psql."""
+    """A reader of the page, with PostgreSQL and psql."""
 
     def __init__(self, server: PostgresServer, folder: Path) -> None:
         self.server = server
@@ -68,24 +68,24 @@ class Reader:
         """Host and port of the service, once it runs."""
 
     def placed(self, text: str) -> str:
-        """What the page says, with this test's port of PostgreSQL."""
+        """Return a page's text with this test's port of PostgreSQL."""
         text = text.replace("127.0.0.1:5432", f"127.0.0.1:{self.server.port}")
         return text.replace(
             "    host = '127.0.0.1',", f"    host = '127.0.0.1', port = '{self.server.port}',"
         )
 
     def psql(self, database: str) -> list[str]:
-        """The command that speaks to a database, of PostgreSQL or of the service."""
+        """Return the psql command for a database, of PostgreSQL or of the service."""
         if database == "penstock":
             host, port = self.penstock
             user = "reader"
         else:
             host, port, user = str(self.server.folder), str(self.server.port), self.server.user
-        # Without a reader's own settings, and without a pager.
+        # Ignores the user's own psqlrc and pager.
         return [binary("psql"), "-X", "-P", "pager=off", "-h", host, "-p", port, "-U", user]
 
     def type(self, database: str, text: str) -> str:
-        """What psql prints, errors and notices in between."""
+        """Return psql's output, with errors and notices in order."""
         done = subprocess.run(
             [*self.psql(database), "-v", "ON_ERROR_STOP=1", database],
             input=self.placed(text),
@@ -102,10 +102,10 @@ class Reader:
 
 
 class Subscription:
-    """The command that prints changes as they come, in a terminal of its own."""
+    """The command that prints changes as they arrive, in its own terminal."""
 
     def __init__(self, reader: Reader, statement: str) -> None:
-        # psql prints at once only to a terminal.
+        # psql flushes its output immediately only to a terminal.
         self._terminal, inner = pty.openpty()
         self._running = subprocess.Popen(
             [*reader.psql("penstock"), "-c", statement, "penstock"],
@@ -117,7 +117,7 @@ class Subscription:
         self._text = ""
 
     def lines(self, count: int) -> list[list[str]]:
-        """The next lines, as fields, once they are there."""
+        """Wait for the next `count` lines and return them as fields."""
         while self._text.count("\n") < count:
             self._text += os.read(self._terminal, 4096).decode()
         found = self._text.split("\n")
@@ -125,7 +125,7 @@ class Subscription:
         return [line.strip("\r").split("\t") for line in found[:count]]
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Press Ctrl-C."""
         self._running.terminate()
         self._running.wait(PROGRAM_S)
         os.close(self._terminal)
@@ -134,13 +134,13 @@ class Subscription:
 def test_it_leads_from_nothing_to_a_live_view(tmp_path: Path) -> None:
     with postgres_server(wal_level="logical") as server:
         changes = follow_the_page(Reader(server, tmp_path))
-    # Two rows vanish, three come, all at one time: the transaction is whole.
+    # Two rows vanish and three appear at one timestamp: the transaction is atomic.
     assert sorted(fields[1] for fields in changes) == ["-1", "-1", "1", "1", "1"]
     assert len({fields[0] for fields in changes}) == 1
 
 
 def follow_the_page(reader: Reader) -> list[list[str]]:
-    """Do all that the page says; return what the subscription printed after the contents."""
+    """Follow the whole page, and return the subscription's output after the snapshot."""
     steps = list(blocks())
     served = next(n for n, (_, lines) in enumerate(steps) if "penstock serve" in lines[-1])
     for language, lines in steps[: served + 1]:
@@ -154,7 +154,7 @@ def follow_the_page(reader: Reader) -> list[list[str]]:
 
 
 def read_on(reader: Reader, steps: list[tuple[str, list[str]]]) -> list[list[str]]:
-    """Follow the page from where the service runs; return the changes that were printed."""
+    """Follow the page from the point where the service runs, and return the printed changes."""
     subscription: Subscription | None = None
     changes: list[list[str]] = []
     for language, lines in steps:
@@ -175,7 +175,7 @@ def read_on(reader: Reader, steps: list[tuple[str, list[str]]]) -> list[list[str
 
 
 def do(reader: Reader, language: str, lines: list[str]) -> None:
-    """Do what a block says, and compare what it shows."""
+    """Execute a block and compare its output."""
     if language == "psql":
         database, typed, printed = session(lines)
         assert plain(reader.type(database, typed)) == plain(printed), typed

@@ -133,7 +133,7 @@ def test_encryption_begins_with_nothing_in_the_clear() -> None:
 
     decoder = FrontendDecoder(LIMIT)
     assert list(decoder.feed(request + BEGIN)) == [EncryptionRequest(gss=False)]
-    with pytest.raises(MalformedFrame, match="in the clear"):
+    with pytest.raises(MalformedFrame, match="unencrypted"):
         decoder.begin_encryption()
 
     decoder = FrontendDecoder(LIMIT)
@@ -158,9 +158,9 @@ def test_only_replies_before_a_client_is_let_in() -> None:
         list(decoder.feed(b"p" + struct.pack("!I", 65_540)))
     decoder = FrontendDecoder(LIMIT)
     list(decoder.feed(BEGIN))
-    with pytest.raises(MalformedFrame, match="let in"):
+    with pytest.raises(MalformedFrame, match="before the login"):
         list(decoder.feed(encode_message(b"Q", b"SELECT 1\0")))
-    with pytest.raises(MalformedFrame, match="let in"):
+    with pytest.raises(MalformedFrame, match="before the login"):
         list(decoder.feed(b""))
 
 

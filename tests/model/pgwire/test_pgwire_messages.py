@@ -101,5 +101,5 @@ def test_formats_are_expanded() -> None:
     assert expand_formats((1,), 2, "columns") == (1, 1)
     assert expand_formats((0, 1), 2, "columns") == (0, 1)
     assert expand_formats((1,), 0, "columns") == ()
-    with pytest.raises(RemoteProtocolError, match="2 formats were given for 3 columns"):
+    with pytest.raises(RemoteProtocolError, match="2 formats given for 3 columns"):
         expand_formats((0, 1), 3, "columns")

@@ -79,7 +79,7 @@ def test_both_formats_mean_the_same(kind: str, draw: st.DataObject) -> None:
         (b"2147483648", 23, "out of range", "22003"),
         (b"\xff", 25, "UTF8", "22021"),
         (b"1.5.5", 1700, "numeric", "22P02"),
-        (b"nan", 1700, "cannot be held", "22003"),
+        (b"nan", 1700, "is not supported", "22003"),
         (b"2026-13-01", 1082, "out of range", "22008"),
         (b"99999-01-01", 1082, "out of range", "22008"),
         (b"2026-01-01 25:00", 1114, "out of range", "22008"),
@@ -175,7 +175,7 @@ def test_a_whole_bind() -> None:
     bind = BindPortal("", "", (0, 1), (b"7", struct.pack("!i", 8)), ())
     assert parse_parameters(bind, [20, 23]) == [7, 8]
     assert parse_parameters(BindPortal("", "", (), (None, b"x"), ()), [20, 25]) == [None, "x"]
-    with pytest.raises(RemoteProtocolError, match="2 parameters, its statement 1"):
+    with pytest.raises(RemoteProtocolError, match="2 parameters, its statement needs 1"):
         parse_parameters(bind, [20])
     with pytest.raises(InvalidClientData, match=r"parameter \$1: .*integer"):
         parse_parameters(BindPortal("", "", (), (b"x",), ()), [23])
@@ -307,5 +307,5 @@ def test_arrays_as_postgresql_reads_them() -> None:
     """Blanks around elements go, escaped ones stay; bounds within an element are its text."""
     assert parse_array(r"{ a b ,\  ,c\ ,N\ULL, null }") == ["a b", " ", "c ", "NULL", None]
     assert parse_array('{"[1:2]={}",[1:2]=x}') == ["[1:2]={}", "[1:2]=x"]
-    with pytest.raises(InvalidClientData, match="one dimension"):
+    with pytest.raises(InvalidClientData, match="one-dimensional"):
         parse_array("{{1},{2}}")

@@ -98,10 +98,10 @@ def test_a_batch_can_be_sent_in_pieces() -> None:
 
 def test_rows_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = pa.RecordBatch.from_pydict({"a": ["x" * 100]})
-    with pytest.raises(InvalidUsage, match="2 formats, 1 columns"):
+    with pytest.raises(InvalidUsage, match="2 formats for 1 columns"):
         RowEncoder([0, 0]).encode(batch)
     monkeypatch.setattr("actors.model.pgwire.row_encoding.ROW_BYTES_MAX", 100)
-    with pytest.raises(InvalidUsage, match="at most 100"):
+    with pytest.raises(InvalidUsage, match="limit 100"):
         RowEncoder([0]).encode(batch)
 
 

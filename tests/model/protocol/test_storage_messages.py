@@ -120,16 +120,16 @@ SINK = SinkDescription(
         ({"configuration": ConnectorConfiguration("files", b"x")}, ("kind postgres → files",)),
         (
             {"configuration": ConnectorConfiguration("postgres", b"y")},
-            ("the configuration of its kind postgres",),
+            ("configuration of kind postgres",),
         ),
         ({"remap_shard": "r2"}, ("remap shard r1 → r2",)),
         (
             {"exports": (E2, msgspec.structs.replace(E1, shard="s3", outside="public.c"))},
-            ("export e1: outside name public.a → public.c", "export e1: shard s1 → s3"),
+            ("export e1: external name public.a → public.c", "export e1: shard s1 → s3"),
         ),
         (
             {"exports": (IngestionExport("e1", "public.a", TableSchema(()), "s1", b"!"),)},
-            ("export e1: columns (`k` bigint) → ()", "export e1: what its kind adds for it"),
+            ("export e1: columns (`k` bigint) → ()", "export e1: data of its kind"),
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_what_an_update_of_a_source_may_change(
         ({"configuration": ConnectorConfiguration("parquet", b"x")}, ("kind delta → parquet",)),
         (
             {"configuration": ConnectorConfiguration("delta")},
-            ("the configuration of its kind delta",),
+            ("configuration of kind delta",),
         ),
         ({"input": ShardImport("s2", SCHEMA)}, ("input shard s1 → s2",)),
         ({"input": ShardImport("s1", TableSchema(()))}, ("columns (`k` bigint) → ()",)),

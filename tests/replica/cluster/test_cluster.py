@@ -103,7 +103,7 @@ async def world(tmp_path: Path, workers: int = 2, **fields: Any) -> AsyncIterato
         async with ActorSystem(clock=clock, seed=1) as system:
             executor = MessageProbe.start(system, "executor")
             cluster = await WorkerCluster.start(
-                system, settings, persist, executor.address, tmp_path, factory=stage.cast()
+                system, settings, persist, executor.address, tmp_path, factory=stage.factory()
             )
             yield World(cluster, stage, settings)
     await persist.close()
@@ -299,7 +299,7 @@ async def test_hello_alone_displaces_nobody(tmp_path: Path, wire: bool) -> None:
         client = await w.client(wire)
         await client.send(Hello("shy"))
         await client.send(AllowWrites())
-        with pytest.raises(RemoteProtocolError, match="AllowWrites came before CreateInstance"):
+        with pytest.raises(RemoteProtocolError, match="got AllowWrites before CreateInstance"):
             await client.receive()
         await client.close()
         (await w.stage.dataflow()).tell_workers(DataflowProgress("i1", 5, 5, 5))
@@ -316,7 +316,7 @@ async def test_who_does_not_introduce_itself_in_time_is_sent_away(
         stranger = await w.client(wire=True)  # its keepalives go on
         for command in said:
             await stranger.send(command)
-        with pytest.raises(RemoteProtocolError, match="no Hello and CreateInstance in 1000 ms"):
+        with pytest.raises(RemoteProtocolError, match="no Hello and CreateInstance within 1000 ms"):
             await stranger.receive()
         await stranger.close()
 
@@ -332,7 +332,7 @@ async def test_in_process_clients_are_held_to_the_order(tmp_path: Path) -> None:
             await client.receive()
         first = await w.joined("n")
         await first.send(Hello("a2"))
-        with pytest.raises(RemoteProtocolError, match="Hello once"):
+        with pytest.raises(RemoteProtocolError, match="Hello may be sent only once"):
             await first.receive()
 
 
@@ -352,7 +352,7 @@ async def test_who_is_not_fit_to_be_served_displaces_nobody(tmp_path: Path, wire
         again = await w.client(wire)
         await again.send(Hello("good"))
         await again.send(CreateInstance(2))
-        with pytest.raises(RemoteProtocolError, match="nonce good was used before"):
+        with pytest.raises(RemoteProtocolError, match="nonce good was already used"):
             await again.receive()
         dataflow.tell_workers(DataflowProgress("i1", 5, 5, 5))
         assert await good.receive() == Frontiers("i1", input=5)
@@ -364,7 +364,7 @@ async def test_who_is_not_fit_to_be_served_displaces_nobody(tmp_path: Path, wire
         late = await w.client(wire)  # the nonce of one that has long gone is no fresher
         await late.send(Hello("good"))
         await late.send(CreateInstance(2))
-        with pytest.raises(RemoteProtocolError, match="nonce good was used before"):
+        with pytest.raises(RemoteProtocolError, match="nonce good was already used"):
             await late.receive()
         await late.close()
 
@@ -375,7 +375,7 @@ async def test_a_peek_uuid_that_has_no_answer_yet_is_refused_by_name(tmp_path: P
         peek = Peek("p", IndexTarget("i1"), 5)
         await client.send(peek)
         await client.send(peek)
-        with pytest.raises(RemoteProtocolError, match="peek p has no answer yet"):
+        with pytest.raises(RemoteProtocolError, match="peek p is still pending"):
             await client.receive()
         client = await w.joined("b", *HISTORY)
         for _ in range(2):  # answered: free again
@@ -390,7 +390,7 @@ async def test_an_id_is_free_again_when_its_end_was_told(tmp_path: Path) -> None
         client = await w.joined("a", *HISTORY)
         await client.send(AllowCompaction("i1", EMPTY))
         await client.send(CreateDataflow(index()))
-        with pytest.raises(RemoteProtocolError, match="end has not been told yet"):
+        with pytest.raises(RemoteProtocolError, match="end has not been reported yet"):
             while True:
                 await client.receive()
         client = await w.joined("b", *HISTORY)
@@ -419,7 +419,7 @@ async def test_a_stranger_displaces_nobody_and_is_told_what_it_did_wrong(tmp_pat
         dataflow = await w.stage.dataflow()
         early = await raw(w)
         await early.send(AllowWrites())
-        assert "came before Hello" in (await early.receive()).text
+        assert "before Hello" in (await early.receive()).text
         unknown = await raw(w, api.Request)
         await unknown.send(api.WaitFor(1, "x", 5))
         refused = await unknown.receive()
@@ -476,9 +476,9 @@ async def test_what_kept_a_dataflow_from_being_reused_is_logged_and_counted(
         for statistics in (await w.cluster.statistics()).workers:
             assert statistics.dataflows_reused == 2
             assert statistics.dataflows_replaced == (("export", 1),)
-        assert "2 dataflows reused, 1 created (1 of them in place of one that ran)" in caplog.text
+        assert "2 dataflows reused, 1 created (1 of them replace a running one)" in caplog.text
         [line] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-        assert "i0 is created afresh: its export changed" in line
+        assert "i0 is created again: its export changed" in line
         assert '"key":["k"]' in line
         assert '"key":["v"]' in line
         await first.close()

@@ -199,7 +199,7 @@ class Conversations(RuleBasedStateMachine):
             client.mine.check(command)
         except PenstockError:
             return False
-        client.responses.heard(command)
+        client.responses.note_command(command)
         client.rules.check(command)  # what the client's side lets through, the cluster's does
         for part, split in client.parts.split(command):
             self.to("adapter", part).reply(FromClient(client.nonce, split))

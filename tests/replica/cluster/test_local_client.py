@@ -91,8 +91,8 @@ class FakeCluster:
     async def ask(self, make: Any) -> Any:
         message = make(None)
         if isinstance(message, AcceptConnection):
-            assert isinstance(message.outlet, LocalInbox)
-            self.inbox = message.outlet
+            assert isinstance(message.sink, LocalInbox)
+            self.inbox = message.sink
             return self
         assert isinstance(message, AwaitAttached)
         return None
@@ -165,7 +165,7 @@ async def test_a_wrong_command_ends_the_connection_unless_the_caller_has_checked
     assert client.try_send([peek(1), peek(1), peek(2)]) == 3
     assert cluster.adapters[0].commands() == [peek(1)]
     assert cluster.ended
-    with pytest.raises(RemoteProtocolError, match="has no answer yet"):
+    with pytest.raises(RemoteProtocolError, match="is still pending"):
         await client.receive()
     trusting = FakeCluster()
     other = trusting.client().trust()

@@ -123,7 +123,7 @@ async def test_a_message_that_fits_no_frame_is_told_of_when_it_is_the_first() ->
     async with both_ends(settings) as (near, far):
         large = Ping(1, bytes(settings.frame_bytes_max + 1))
         assert near.try_send([Ping(0), large, Ping(2)]) == 1
-        with pytest.raises(LocalProtocolError, match="a frame holds at most"):
+        with pytest.raises(LocalProtocolError, match="too large for a frame"):
             near.try_send([large, Ping(2)])
         assert near.try_send([Ping(2)]) == 1
         assert [await far.receive(), await far.receive()] == [Ping(0), Ping(2)]
@@ -198,8 +198,8 @@ async def test_lots_of_others_are_judged_one_by_one(stage: ActorIsolation) -> No
 
 
 def told(acks: AcknowledgementWindow, worker: int, serial: int, response: Response) -> list[Any]:
-    acks.left(worker, serial, response)
-    return acks.due()
+    acks.note_sent(worker, serial, response)
+    return acks.take_due()
 
 
 def test_what_has_left_is_told_by_the_quarter_of_a_window() -> None:
@@ -309,7 +309,7 @@ async def test_what_stands_before_a_command_that_breaks_a_rule_is_passed_on(
     await talk.connection.send(ClientCommands((peek("p1"), peek("p1"), peek("p2"))))
     await talk.adapters[0].expect(FromClient, command=peek("p1"))
     await talk.adapters[0].expect_nothing()
-    assert "has no answer yet" in str(talk.outlet.error)
+    assert "is still pending" in str(talk.outlet.error)
 
 
 async def test_a_context_that_is_not_let_in_does_not_travel(stage: ActorIsolation) -> None:

@@ -324,7 +324,7 @@ def test_a_configuration_counts_when_the_replay_is_complete_and_outlives_its_cli
     assert isinstance(answer, PeekResponse)
     assert isinstance(answer.result, PeekError)
     assert answer.result.limit == "bytes"
-    assert "result_bytes_max (6)" in answer.result.text
+    assert "result_bytes_max: 6" in answer.result.text
 
 
 copy_results = st.one_of(

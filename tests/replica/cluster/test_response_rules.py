@@ -70,7 +70,7 @@ def talk(*said: Command | Response) -> ResponseRules:
         if isinstance(message, Response):
             rules.check(message)
         else:
-            rules.heard(message)
+            rules.note_command(message)
     return rules
 
 
@@ -99,29 +99,32 @@ def test_what_may_come(said: Said, ended: list[str]) -> None:
     ("said", "text"),
     [
         ([Frontiers("i2", 5)], "i2, which this connection does not know"),
-        ([Frontiers("i1", 4)], "before its as_of 5"),
-        ([Frontiers("i1", 7), Frontiers("i1", 6)], "went from 7 to 6"),
-        ([Frontiers("i1", 7), Frontiers("i1", 7)], "not forward"),
-        ([Frontiers("i1", EMPTY), Frontiers("i1", EMPTY)], "not forward"),
-        ([Frontiers("t1", 7)], "it is a subscribe"),
+        ([Frontiers("i1", 4)], "below its as_of 5"),
+        ([Frontiers("i1", 7), Frontiers("i1", 6)], "did not advance: from 7 to 6"),
+        ([Frontiers("i1", 7), Frontiers("i1", 7)], "did not advance"),
+        ([Frontiers("i1", EMPTY), Frontiers("i1", EMPTY)], "did not advance"),
+        ([Frontiers("t1", 7)], "which is a subscribe"),
         (
             [*DROPS, Frontiers("i1", EMPTY, EMPTY, EMPTY), Frontiers("i1", 7)],
             "i1, which this connection does not know",
         ),
-        ([ROWS], "answered twice, or never asked"),
-        ([PEEK, ROWS, ROWS], "answered twice, or never asked"),
-        ([PEEK, CANCELED], "nobody had canceled it"),
-        ([batch(0, 6), batch(7, 9)], "was at 6, then came"),
-        ([batch(6, 6)], "empty in time"),
-        ([batch(0, 5)], "before its as_of 5"),
+        ([ROWS], "answered twice, or was never sent"),
+        ([PEEK, ROWS, ROWS], "answered twice, or was never sent"),
+        ([PEEK, CANCELED], "but was not canceled"),
+        ([batch(0, 6), batch(7, 9)], "is at 6, but its next batch is"),
+        ([batch(6, 6)], "an empty interval"),
+        ([batch(0, 5)], "does not cover its as_of 5"),
         ([batch(0, EMPTY), batch(EMPTY, EMPTY + 1)], "after its end"),
         ([batch(0, 6, error=("X", "x")), batch(6, 7)], "after its end"),
-        ([dropped(0)], "nobody had dropped it"),
+        ([dropped(0)], "but was not dropped"),
         ([batch(0, 6), *DROPS, dropped(7)], "its last batch ended at 6"),
         ([*DROPS, dropped(0), batch(0, 6)], "t1, which this connection does not know"),
-        ([SubscribeResponse("i1", SubscribeBatch(0, 6))], "i1, which is no subscribe"),
-        ([CopyToResponse("t1", CopyDropped())], "copy t1 is none"),
-        ([CopyToResponse("c1", CopyFailed("X", "x"))] * 2, "copy c1 is none, or was answered"),
+        ([SubscribeResponse("i1", SubscribeBatch(0, 6))], "i1, which is not a subscribe"),
+        ([CopyToResponse("t1", CopyDropped())], "t1 is not a copy"),
+        (
+            [CopyToResponse("c1", CopyFailed("X", "x"))] * 2,
+            "c1 is not a copy, or was already answered",
+        ),
         ([CopyToResponse("c2", CopyFailed("X", "x"))], "c2, which this connection does not know"),
         ([Frontiers("c1", 7)], "a subscribe or a copy"),
     ],
@@ -136,12 +139,12 @@ def test_nothing_comes_before_the_initialization_is_complete() -> None:
     assert START[-1] == InitializationComplete()
     rules = ResponseRules()
     for command in START[:-1]:
-        rules.heard(command)
+        rules.note_command(command)
         for response in (StatusResponse("i1", "x"), Frontiers("i1", 6), batch(0, 6)):
-            with pytest.raises(RemoteProtocolError, match="came before InitializationComplete"):
+            with pytest.raises(RemoteProtocolError, match="before InitializationComplete"):
                 rules.check(response)
         rules.check(ConnectionRefused("ResourceClosed", "this may be said at any time"))
-    rules.heard(START[-1])
+    rules.note_command(START[-1])
     rules.check(batch(0, 6))
 
 
@@ -151,19 +154,19 @@ def test_the_first_batch_says_what_it_covers(snapshot: bool) -> None:
 
     def first(lower: int, upper: int, error: tuple[str, str] | None = None) -> None:
         rules = ResponseRules()
-        rules.heard(Hello("a"))
-        rules.heard(CreateDataflow(subscribe("t2", 5, snapshot)))
-        rules.heard(InitializationComplete())
+        rules.note_command(Hello("a"))
+        rules.note_command(CreateDataflow(subscribe("t2", 5, snapshot)))
+        rules.note_command(InitializationComplete())
         rules.check(SubscribeResponse("t2", SubscribeBatch(lower, upper, None, error)))
 
     right, wrong = (0, 6) if snapshot else (6, 0)
     first(right, 9)
     first(0, 6, ("ViewInError", "division by zero"))
-    with pytest.raises(RemoteProtocolError, match=f"must begin at {right}"):
+    with pytest.raises(RemoteProtocolError, match=f"must start at {right}"):
         first(wrong, 9)
-    with pytest.raises(RemoteProtocolError, match="must begin at"):
+    with pytest.raises(RemoteProtocolError, match="must start at"):
         first(3, 9, ("ViewInError", "division by zero"))
-    with pytest.raises(RemoteProtocolError, match="before its as_of 5 is told"):
+    with pytest.raises(RemoteProtocolError, match="does not cover its as_of 5"):
         first(0, 5)
 
 
@@ -172,11 +175,11 @@ def test_a_subscribe_that_has_gone_on_begins_where_its_client_is() -> None:
     for allowed, begin in ((3, 0), (8, 9)):
         rules = ResponseRules()
         for command in (*START[:-1], AllowCompaction("t1", allowed), START[-1]):
-            rules.heard(command)
-        with pytest.raises(RemoteProtocolError, match=f"must begin at {begin}"):
+            rules.note_command(command)
+        with pytest.raises(RemoteProtocolError, match=f"must start at {begin}"):
             rules.check(batch(begin + 1, 12))
         rules.check(batch(begin, 12))
-        rules.heard(AllowCompaction("t1", 10))
+        rules.note_command(AllowCompaction("t1", 10))
 
 
 def test_nothing_is_remembered_of_what_is_over() -> None:
@@ -223,12 +226,12 @@ async def test_what_may_not_be_said_is_not_sent_and_the_conversation_goes_on() -
         await client.send(PEEK)
     for command in (*START, PEEK):
         await client.send(command)
-    with pytest.raises(LocalProtocolError, match="peek p has no answer yet"):
+    with pytest.raises(LocalProtocolError, match="peek p is still pending"):
         await client.send(PEEK)
     assert await client.receive() == ROWS
     await client.send(PEEK)
     await client.send(DROPS[0])
-    with pytest.raises(LocalProtocolError, match="end has not been told yet"):
+    with pytest.raises(LocalProtocolError, match="end has not been reported yet"):
         await client.send(START[2])
     await client.receive()
     await client.send(START[2])
@@ -243,9 +246,9 @@ async def test_a_response_that_breaks_a_rule_ends_the_conversation() -> None:
     for command in START:
         await client.send(command)
     for _ in range(2):
-        with pytest.raises(RemoteProtocolError, match="never asked"):
+        with pytest.raises(RemoteProtocolError, match="never sent"):
             await client.receive()
-    with pytest.raises(RemoteProtocolError, match="never asked"):
+    with pytest.raises(RemoteProtocolError, match="never sent"):
         await client.send(PEEK)
     assert inner.closed
 
@@ -259,12 +262,12 @@ async def test_what_finds_no_room_is_judged_once() -> None:
     assert client.try_send(commands[2:]) == 0
     await client.send(commands[2])
     inner.room = 100
-    with pytest.raises(LocalProtocolError, match="exists already"):
+    with pytest.raises(LocalProtocolError, match="already exists"):
         client.try_send(commands[2:])
     assert client.try_send(commands[3:]) == len(commands) - 3
     other = Peek("q", IndexTarget("i1"), 6)
     assert client.try_send([AllowWrites(), other, other]) == 2, "up to what may not be said"
-    with pytest.raises(LocalProtocolError, match="peek q has no answer yet"):
+    with pytest.raises(LocalProtocolError, match="peek q is still pending"):
         client.try_send([other])
     assert inner.sent == [*commands, AllowWrites(), other]
 

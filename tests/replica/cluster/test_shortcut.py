@@ -277,7 +277,7 @@ async def script(place: Path, workers: int, seed: int) -> AsyncIterator[Script]:
         async with ActorSystem(clock=clock, seed=1) as system:
             executor = MessageProbe.start(system, "executor")
             cluster = await WorkerCluster.start(
-                system, settings, persist, executor.address, place, factory=stage.cast()
+                system, settings, persist, executor.address, place, factory=stage.factory()
             )
             made = Script(cluster, stage, workers, Random(seed))
             made.fails = seed % 3 == 0
@@ -333,7 +333,7 @@ def partitions(tmp_path: Path) -> ClusterPartitions:
 def told(partitions: ClusterPartitions, *commands: Command, sealed: int = 5) -> PeekShortcut:
     made = PeekShortcut(partitions, ConnectionLimits(1 << 20))
     for command in (CreateDataflow(index("i1", 2)), *commands):
-        made.heard(command)
+        made.note_command(command)
     made.note(Frontiers("i1", write=sealed))
     made.note(Frontiers("i1", input=100))
     made.note(Frontiers("i2", write=100))
@@ -351,7 +351,7 @@ def test_many_rows_under_one_key_go_the_long_way(tmp_path: Path) -> None:
     rows = updates(*((1, str(number), 4, 1) for number in range(POINT_ROWS_MAX + 1)))
     held.put("i1", 0, partition_of(tmp_path, rows, 5))
     made = PeekShortcut(held, ConnectionLimits(1 << 20))
-    made.heard(CreateDataflow(index("i1", 2)))
+    made.note_command(CreateDataflow(index("i1", 2)))
     made.note(Frontiers("i1", write=5))
     assert made.answer(direct("p", 1, 4)) is None
     few = partition_of(tmp_path / "few", rows.slice(1), 5)
@@ -385,7 +385,7 @@ def test_what_the_workers_are_asked(
 
 def test_no_dataflow_but_an_index_is_known(partitions: ClusterPartitions) -> None:
     made = PeekShortcut(partitions, ConnectionLimits(1 << 20))
-    made.heard(CreateDataflow(subscribe("i1")))
+    made.note_command(CreateDataflow(subscribe("i1")))
     made.note(Frontiers("i1", write=5))
     assert made.answer(direct("p", 1, 4)) is None
 
@@ -419,7 +419,7 @@ def test_a_partition_that_is_gone_or_closed(partitions: ClusterPartitions, tmp_p
 
 def test_an_answer_over_the_limit(partitions: ClusterPartitions) -> None:
     made = PeekShortcut(partitions, ConnectionLimits(1 << 20, 100))
-    made.heard(CreateDataflow(index("i1")))
+    made.note_command(CreateDataflow(index("i1")))
     made.note(Frontiers("i1", write=5))
     assert made.answer(direct("p", 1, 4)) is None
 

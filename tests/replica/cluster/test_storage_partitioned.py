@@ -114,30 +114,33 @@ def test_an_export_left_out_of_an_update_is_merged_until_its_drop_was_told() -> 
 def test_what_was_dropped_before_the_replay_was_complete_never_ran() -> None:
     made = parts(2, run("e1", "e2"), AllowCompaction("e1", EMPTY), oneshot(), oneshot("o2"))
     made.absorb(0, FrontierUpper("e2", 1))
-    with pytest.raises(RemoteProtocolError, match="worker 1 told an upper of e1, which nobody"):
+    with pytest.raises(RemoteProtocolError, match="worker 1 reported an upper of e1, which is not"):
         made.absorb(1, FrontierUpper("e1", 1))
     made = StoragePartitioned(1)
     for command in (Hello("a"), run("e1"), oneshot(), CancelOneshotIngestion("o1")):
         made.split(command)
-    with pytest.raises(RemoteProtocolError, match="which nobody runs"):
+    with pytest.raises(RemoteProtocolError, match="which is not running"):
         made.absorb(0, FrontierUpper("u1", 1))
     made.split(InitializationComplete())
     assert made.absorb(0, FrontierUpper("u1", 1)) == FrontierUpper("u1", 1)
-    with pytest.raises(RemoteProtocolError, match="o1, which nobody waits for"):
+    with pytest.raises(RemoteProtocolError, match="o1, which was not requested"):
         made.absorb(0, StagedBatches("o1", FilesStaged()))
 
 
 @pytest.mark.parametrize(
     ("responses", "rule"),
     [
-        ([FrontierUpper("x", 1)], "worker 1 told an upper of x, which nobody runs"),
-        ([DroppedId("x")], "worker 1 told the drop of x, which nobody runs"),
-        ([DroppedId("e1"), DroppedId("e1")], "worker 1 told the drop of e1 after its drop"),
-        ([DroppedId("e1"), FrontierUpper("e1", 1)], "worker 1 told an upper of e1 after its drop"),
-        ([StagedBatches("x", FilesStaged())], "x, which nobody waits for"),
+        ([FrontierUpper("x", 1)], "worker 1 reported an upper of x, which is not running"),
+        ([DroppedId("x")], "worker 1 reported the drop of x, which is not running"),
+        ([DroppedId("e1"), DroppedId("e1")], "worker 1 reported the drop of e1 after its drop"),
+        (
+            [DroppedId("e1"), FrontierUpper("e1", 1)],
+            "worker 1 reported an upper of e1 after its drop",
+        ),
+        ([StagedBatches("x", FilesStaged())], "x, which was not requested"),
         (
             [StagedBatches("o1", FilesStaged())] * 2,
-            "worker 1 answered the one-shot ingestion o1 twice",
+            "worker 1 answered one-shot ingestion o1 twice",
         ),
     ],
 )

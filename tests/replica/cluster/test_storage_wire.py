@@ -60,7 +60,7 @@ async def served(
             persist,
             executor,
             tmp_path,
-            factory=stage.cast(),
+            factory=stage.factory(),
             connectors=connectors,
         )
         yield await cluster.listen("127.0.0.1:0", "storage"), settings
@@ -137,7 +137,7 @@ async def test_a_cluster_without_a_storage_half_serves_none(tmp_path: Path) -> N
         persist = await PersistClient.in_memory(settings, system.clock)
         executor = system.spawn(lambda: Fake("executor", (), stage), "executor")
         cluster = await WorkerCluster.start(
-            system, settings, persist, executor, tmp_path, factory=stage.cast()
+            system, settings, persist, executor, tmp_path, factory=stage.factory()
         )
         with pytest.raises(InvalidUsage, match="no storage half"):
             await cluster.listen("127.0.0.1:0", "storage")

@@ -86,7 +86,7 @@ async def test_another_process_s_socket_without_a_lock_is_left_alone(tmp_path: P
 async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("precious")
-    with pytest.raises(AddressInUse, match="is no socket"):
+    with pytest.raises(AddressInUse, match="is not a socket"):
         await bound(path)
     assert path.read_text() == "precious"
 

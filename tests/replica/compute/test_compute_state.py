@@ -131,7 +131,7 @@ def test_worker_0_offers_its_clients_commands_and_no_others() -> None:
 
 
 def test_a_gap_in_the_order_is_a_fault() -> None:
-    with pytest.raises(LocalProtocolError, match="0 is next"):
+    with pytest.raises(LocalProtocolError, match="expected 0"):
         ComputeState(0, 1, result_bytes_max=1, peeks_max=1).handle(
             SequencedCommand(1, 1, Hello("a"))
         )

@@ -114,7 +114,7 @@ def test_rows_by_key(arrangement: Arrangement) -> None:
 @pytest.mark.parametrize(
     ("asked", "rule"),
     [
-        (peek(7, nothere=[1]), "not one of k, v"),
+        (peek(7, nothere=[1]), "expected one of k, v"),
         (peek(7, k=["abc"]), "does not fit"),
         (peek(7, k=[1 << 40]), "does not fit"),
         (Peek("p", IndexTarget("i"), 7, ("k", "v"), to_ipc(pa.table({"k": [1]}))), "1 key col"),

@@ -310,7 +310,7 @@ async def test_a_store_that_hangs_fails_the_copy_within_its_limits(house: House,
     house.s3.rule = rule
     limits: dict[str, Any] = {"copy_request_retries_max": 0}
     for limits["copy_request_timeout_ms"] in growing_deadlines_ms():
-        with pytest.raises(StorageError, match=r"did not answer|it may be there"):
+        with pytest.raises(StorageError, match=r"did not respond|it may or may not"):
             await house.copied(description, str(limits["copy_request_timeout_ms"]), **limits)
         if met:
             break
@@ -394,7 +394,7 @@ async def test_a_copy_that_is_there_is_refused_or_replaced(house: House) -> None
     await write(house.persist, "numbers", 5, table(NUMBERS, (1, 2, 1)))
     await write(house.persist, "numbers", 9, table(NUMBERS, (2, 7, 1)))
     first = await house.copied(house.described(NUMBERS, id="a"))
-    with pytest.raises(InvalidUsage, match="holds a copy of numbers at 4 already"):
+    with pytest.raises(InvalidUsage, match="already contains a copy of numbers at 4"):
         await house.copied(house.described(NUMBERS, id="b", as_of=8))
     assert await house.copied(house.described(NUMBERS, id="a"), attempt="2") == first
     assert house.read(NUMBERS) == [(1,)]
@@ -489,7 +489,7 @@ def test_places_are_below_what_is_allowed() -> None:
             bucket_place(url, settings)
     with pytest.raises(InvalidUsage, match="whole bucket"):
         bucket_place("gs://other/", settings)
-    with pytest.raises(InvalidUsage, match="only: none"):
+    with pytest.raises(InvalidUsage, match="at or below none"):
         bucket_place("s3://box/a/b", Settings())
 
 
@@ -510,7 +510,7 @@ def test_places_are_below_what_is_allowed() -> None:
     ],
 )
 def test_what_is_no_plain_url_of_a_bucket_is_refused(url: str) -> None:
-    with pytest.raises(InvalidUsage, match="write a bucket as") as caught:
+    with pytest.raises(InvalidUsage, match="invalid bucket URL") as caught:
         bucket_path(url)
     assert "secret" not in str(caught.value)
 
@@ -535,7 +535,7 @@ async def test_no_error_and_no_log_tells_a_secret(
     house.s3.forget()
     assert "do not allow it (403 AccessDenied)" in told[0]
     elsewhere = described(NUMBERS, destination="s3://no-such-bucket/x")
-    with pytest.raises(StorageError, match="there is no such bucket") as caught:
+    with pytest.raises(StorageError, match="the bucket does not exist") as caught:
         await house.copied(elsewhere, copy_buckets=("s3://no-such-bucket",))
     told.append(str(caught.value))
     told += [record.getMessage() for record in caplog.records]

@@ -171,7 +171,7 @@ async def test_a_copy_that_is_there_is_refused_or_replaced_at_once(tmp_path: Pat
         await write(persist, "numbers", 5, table(NUMBERS, (1, 2, 1)))
         await write(persist, "numbers", 9, table(NUMBERS, (2, 7, 1)))
         await copied(persist, tmp_path, described(NUMBERS, id="a"))
-        with pytest.raises(InvalidUsage, match="holds a copy of numbers at 4 already"):
+        with pytest.raises(InvalidUsage, match="already contains a copy of numbers at 4"):
             await copied(persist, tmp_path, described(NUMBERS, id="b", as_of=8))
         assert read(tmp_path, NUMBERS) == [(1,)]
         later = described(NUMBERS, id="b", as_of=8, overwrite=True)

@@ -491,7 +491,7 @@ def test_nothing_below_the_as_of_is_reported() -> None:
 def test_a_gap_or_a_stranger_is_refused(made: DataflowMachine) -> None:
     with pytest.raises(LocalProtocolError, match="does not continue"):
         made.handle(described(0, 7, 9))
-    with pytest.raises(LocalProtocolError, match="not asked for"):
+    with pytest.raises(LocalProtocolError, match="was not requested"):
         made.handle(PartFetched("d", 1, 0, 9, "nobody", updates(5)))
 
 

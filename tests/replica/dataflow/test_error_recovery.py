@@ -43,7 +43,7 @@ async def failed_and_recovered(scratch: Path, seed: int, *, restarts: bool) -> C
 def wholes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Views that were computed whole to end an error."""
     found: list[str] = []
-    whole = ViewStages._whole
+    whole = ViewStages._recompute
 
     async def counted(self: ViewStages, step: DataflowStep, time: int) -> StepDeltas:
         made = await whole(self, step, time)
@@ -51,7 +51,7 @@ def wholes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             found.append(self._export.plan.sql)
         return made
 
-    monkeypatch.setattr(ViewStages, "_whole", counted)
+    monkeypatch.setattr(ViewStages, "_recompute", counted)
     return found
 
 

@@ -118,5 +118,5 @@ async def test_files_that_nobody_asked_for_are_an_error(tmp_path: Path) -> None:
         address = system.spawn(lambda: executor, "engine")
         engine = EngineClient(address, system.clock, SETTINGS, tmp_path / "scratch", "u9")
         job = StepJob("j", "u9", 0, 0, {}, 0, 1, at_once=True, into_files=True)
-        with anyio.fail_after(30), pytest.raises(LocalProtocolError, match="not asked for"):
+        with anyio.fail_after(30), pytest.raises(LocalProtocolError, match="were not requested"):
             await engine.run(msgspec.structs.replace(job, job_id="k"))

@@ -65,7 +65,7 @@ async def most_before(tmp_path: Path, flooded: str, window: int) -> int:
                 persist,
                 executor,
                 tmp_path,
-                factory=stage.cast(),
+                factory=stage.factory(),
                 connectors=connectors,
             )
             compute: Any = await cluster.connect()

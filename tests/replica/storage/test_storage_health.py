@@ -45,7 +45,7 @@ def test_only_changes_are_told_and_only_of_what_is_known() -> None:
     assert health.changes(ALL) == [("k1", RUNNING)]
     health.observe("k1", 2, RUNNING)
     assert health.changes(ALL) == []
-    health.forget_told()
+    health.forget_reported()
     assert health.changes(ALL) == [("k1", RUNNING)]
     health.observe("unknown", 1, BROKEN)
     assert health.shown("unknown") is None

@@ -37,9 +37,9 @@ class Life:
         state = self.room.state
         state.validate()
         tasks = state.tasks
-        if state.pursuits.get("u1") is None:
+        if state.desired.get("u1") is None:
             return "stopping" if tasks.stopping else "absent"
-        if "u1" in state.pursuits.looked_up():
+        if "u1" in state.desired.looked_up():
             return "looked up"
         (task,) = tasks.running.values()
         return "stalled" if task.failed else "running"

@@ -65,10 +65,12 @@ def test_what_may_not_be_is_refused_by_name_and_harms_no_other() -> None:
     )
     assert (found.run, found.keep, found.drop) == ((source("u2", "ab"),), (), ())
     assert found.refused[0].text() == (
-        "u1 runs already and cannot become what is asked for: remap shard ru1 → r9. "
-        "Drop it, then create it anew"
+        "cannot alter u1, which is already running: remap shard ru1 → r9. "
+        "Drop it and create it again"
     )
-    assert plan(*run(sink("u1"))).refused == (DefinitionRefusal("u1", ("a source is no sink",)),)
+    assert plan(*run(sink("u1"))).refused == (
+        DefinitionRefusal("u1", ("a source cannot become a sink, nor a sink a source",)),
+    )
 
 
 def test_compactions_of_unknown_objects_are_skipped_and_counted() -> None:
@@ -104,5 +106,5 @@ def test_every_object_has_one_fate(before: list[Command], now: list[Command]) ->
 def test_a_configuration_of_the_same_kind_may_not_change() -> None:
     changed = IngestionDescription("u2", "u2", ConnectorConfiguration("counter", b"y"), "ru2")
     assert plan(*run(changed)).refused == (
-        DefinitionRefusal("u2", ("the configuration of its kind counter",)),
+        DefinitionRefusal("u2", ("configuration of kind counter",)),
     )

@@ -564,7 +564,7 @@ def test_writes_are_allowed_once_and_for_good() -> None:
 def test_a_gap_in_the_order_is_a_fault_and_the_other_half_has_its_place() -> None:
     state = StorageState(0, 1)
     assert state.handle(SequencedCommand(0, 1, AllowWrites())) == []
-    with pytest.raises(LocalProtocolError, match="got command 2, 1 is next"):
+    with pytest.raises(LocalProtocolError, match="got command 2: expected 1"):
         state.handle(SequencedCommand(2, 1, AllowWrites()))
 
 

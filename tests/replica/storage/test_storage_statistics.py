@@ -89,7 +89,7 @@ def test_changed_objects_are_told_whole_and_a_new_client_hears_all() -> None:
     total.remove(["k1", "nobody"])
     total.absorb(update(2, ObjectStatistics("k1", bytes=5)))
     assert (total.ignored, total.of("k1")) == (1, None)
-    total.forget_told()
+    total.forget_reported()
     news = total.news(known)
     assert news is not None
     assert (len(news.sources), news.sinks, len(news.oneshots)) == (2, (), 1)

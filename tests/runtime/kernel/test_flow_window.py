@@ -50,7 +50,7 @@ async def test_a_full_lane_leaves_the_mailbox_to_others() -> None:
     box, lane = _lane(1)
     other = FlowWindow(ActorAddress(box), 1)
     lane.send_nowait(1)
-    with pytest.raises(WouldBlock, match="1 messages of a lane"):
+    with pytest.raises(WouldBlock, match="1 messages are unfinished"):
         lane.send_nowait(2)
     other.send_nowait(3)
     await ActorAddress(box).send(4)

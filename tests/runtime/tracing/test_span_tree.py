@@ -83,7 +83,7 @@ def test_a_tree_is_drawn_with_times_processes_attributes_and_links(file: Path) -
 def test_a_missing_parent_is_told_and_searches_narrow(file: Path) -> None:
     spans = load_traces(file)
     assert [node.orphan for node in trees(spans)[OTHER]] == [True]
-    assert "(its parent was not recorded)" in "".join(draw(spans, trace_id=OTHER))
+    assert "(parent not recorded)" in "".join(draw(spans, trace_id=OTHER))
     assert [each for each in draw(spans) if each.startswith("trace")][-1].split()[1] == OTHER
     assert len([e for e in draw(spans, last=1) if e.startswith("trace")]) == 1
     (found,) = [e for e in draw(spans, search="penstock.lo=5") if e.startswith("trace")]
@@ -98,7 +98,7 @@ def test_a_last_line_that_was_cut_is_left_out_and_others_are_named(file: Path) -
     file.write_text(whole + whole.splitlines()[0][:40])
     assert len(load_traces(file)) == 5
     file.write_text("{}\n" + whole)
-    with pytest.raises(InvalidUsage, match="line 1: no OTLP traces"):
+    with pytest.raises(InvalidUsage, match="line 1: not an OTLP trace"):
         load_traces(file)
-    with pytest.raises(InvalidUsage, match="cannot be read"):
+    with pytest.raises(InvalidUsage, match="cannot read traces"):
         load_traces(file.parent / "none")

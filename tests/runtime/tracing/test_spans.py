@@ -365,7 +365,7 @@ def test_options_come_from_opentelemetrys_variables() -> None:
 @pytest.mark.parametrize(
     ("flags", "environment", "text"),
     [
-        ({"otlp": "localhost:4318"}, {}, "give a URL"),
+        ({"otlp": "localhost:4318"}, {}, "expected a URL"),
         ({}, {"OTEL_TRACES_EXPORTER": "zipkin"}, "must be otlp or none"),
         ({"otlp": "http://h"}, {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "use http/protobuf"),
         ({}, {"OTEL_TRACES_SAMPLER": "jaeger_remote"}, "must be always_on"),
@@ -385,7 +385,7 @@ def test_options_that_do_not_fit_are_named(
 
 def test_a_process_traces_once(tracing: TracingSetup, receiver: Receiver) -> None:
     options = read_options(otlp=receiver.url, environment={})
-    with pytest.raises(InvalidUsage, match="traces already"), start(options):
+    with pytest.raises(InvalidUsage, match="already enabled"), start(options):
         pass
     assert spans.current_export() is tracing
 

@@ -204,6 +204,7 @@ async def test_each_door_of_a_service_answers_beside_a_crowd(
             await attacked(address, answered)
         await as_pg()
     assert "fault of this program" not in caplog.text
+    assert "internal error" not in caplog.text
 
 
 async def test_silent_sockets_keep_no_login_out(tmp_path: Path) -> None:

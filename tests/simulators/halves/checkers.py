@@ -350,7 +350,7 @@ class BlameChecker:
         """Check an object's status: an error must name the failed object."""
         if status.status == "stalled":
             error, source = status.error or "", status.id[:2]
-            right = f"<{source}" in error or error.startswith(f"{source} runs already")
+            right = f"<{source}" in error or error.startswith(f"cannot alter {source}, ")
             require(right, "blame", "{} is said to have stalled: {}", status.id, error)
 
 
@@ -407,9 +407,9 @@ def nothing_is_left(compute_state: Any, state: StorageState) -> None:
         "renderings": state.renderings.current,
         "tasks": state.tasks.running,
         "stopping": state.tasks.stopping,
-        "pursuits": state.pursuits.running(),
-        "look-ups": state.pursuits.looked_up(),
-        "one-shots": state.pursuits.oneshots,
+        "desired": state.desired.running(),
+        "look-ups": state.desired.looked_up(),
+        "one-shots": state.desired.oneshots,
         "known": state.client.known,
     }
     left = {name: what for name, what in found.items() if what}

@@ -70,7 +70,7 @@ class StorageClient:
         except PenstockError:
             return []
         self.said.append(command)
-        self.responses.heard(command)
+        self.responses.note_command(command)
         self.wish.add(command)
         if isinstance(command, storage.RunIngestion | storage.RunSink):
             self.shapes |= shapes(command.description)
@@ -202,7 +202,7 @@ class ComputeClient:
         except PenstockError as error:
             require(False, "rules", "the cluster refuses what its client may say: {}", error)
         self.said.append(command)
-        self.responses.heard(command)
+        self.responses.note_command(command)
         match command:
             case compute.CreateDataflow(what):
                 self.exports[what.id] = what.export

@@ -172,7 +172,7 @@ class WorkerNode:
             case ArrivedCommand(tagged, _, mark):
                 self._from_storage(tagged, mark)
                 self._unordered.append(self.storage.proposed)
-                self._done_with_some()
+                self._open_window()
             case LateCommand(TaggedCommand(half="compute") as tagged):
                 require(not self._offers(tagged, None), "told", "late, and offered: {}", tagged)
             case LateCommand(tagged):
@@ -223,10 +223,10 @@ class WorkerNode:
             require(not self.storage.handle(ordered), "order", "storage heeds {}", ordered)
             if self.index == 0:
                 self._compute_lane.done()
-        self._done_with_some()
+        self._open_window()
         return True
 
-    def _done_with_some(self) -> None:
+    def _open_window(self) -> None:
         """Free lane room of commands whose proposals are ordered, as `StorageHalf` does."""
         while self._unordered and self._unordered[0] <= self.storage.ordered:
             self._unordered.popleft()

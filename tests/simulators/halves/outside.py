@@ -312,8 +312,8 @@ class SimulatedConnectors:
             status: Any = dice.choice(STATED)
             error = f"<{id_}>: no route" if status == "stalled" else None
             seen.append(e.HealthObservation(id_, status, error))
-        gets_on = dice.random() < 0.5
-        task.node.feed(e.HealthObserved(task.number, task.round, tuple(seen), gets_on))
+        has_progressed = dice.random() < 0.5
+        task.node.feed(e.HealthObserved(task.number, task.round, tuple(seen), has_progressed))
 
     def _measure(self, task: SimulatedTask, ids: Any) -> None:
         task.counted += 1

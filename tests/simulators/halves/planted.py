@@ -26,7 +26,7 @@ from actors.replica.storage.desired_state import DesiredState
 from actors.replica.storage.health_board import HealthBoard
 from actors.replica.storage.state import StorageState
 from actors.replica.storage.task_statistics import StatisticsSums
-from actors.replica.storage.tasks import Shape, StorageTaskRunner
+from actors.replica.storage.tasks import StorageTaskRunner, UpperScope
 from actors.runtime.progress import Frontier
 from tests.simulators.mutants import Mutants
 
@@ -82,7 +82,7 @@ def late_commands_applied(right: Any, self: StorageState, event: TaggedCommand[A
 @PLANTED.wraps(ComputeState, "_tagged")
 def late_commands_offered(right: Any, self: ComputeState, event: TaggedCommand[Any]) -> Any:
     """Propose commands of a former client of the compute half to the one order."""
-    return right(self, replace(event, nonce=self._offering or event.nonce))
+    return right(self, replace(event, nonce=self._proposing_for or event.nonce))
 
 
 @PLANTED.wraps(DesiredState, "allow")
@@ -205,7 +205,7 @@ def answers_while_initializing() -> Iterator[None]:
 
 
 @PLANTED.replaces(StorageTaskRunner, "upper")
-def upper_of_another_shard(self: StorageTaskRunner, id: str, shape: Shape) -> Frontier | None:
+def upper_of_another_shard(self: StorageTaskRunner, id: str, shape: UpperScope) -> Frontier | None:
     """Report the upper of another shard of the same id."""
     found = self._uppers.get(id)
     return None if found is None else found[1]
@@ -232,11 +232,11 @@ def overtaken_look_up(right: Any, self: DesiredState, *ids: str) -> Any:
     """Answer a dropped object's look-up after its drop, and render the object."""
     kept = {id: self._all[id] for id in ids if id in self._all and self._all[id].ticket}
     steps = [each for each in right(self, *ids) if not isinstance(each, e.CancelLookUp)]
-    for id, pursuit in kept.items():
+    for id, desired in kept.items():
         self._last += 1
-        pursuit.ticket, self._all[id] = self._last, pursuit
+        desired.ticket, self._all[id] = self._last, desired
         self._tickets[self._last] = id
-        steps.append(e.LookUp(self._last, pursuit.what, 0))  # type: ignore[arg-type]
+        steps.append(e.LookUp(self._last, desired.what, 0))  # type: ignore[arg-type]
     return steps
 
 
@@ -270,7 +270,7 @@ def forgotten_in_use(self: StorageTaskRunner, what: Any) -> e.CleanUpSource:
 @PLANTED.planted
 def health_told_once() -> Iterator[None]:
     """Do not repeat to a new client the health that its predecessor was told."""
-    with mock.patch.object(HealthBoard, "forget_told"):
+    with mock.patch.object(HealthBoard, "forget_reported"):
         yield
 
 

@@ -378,7 +378,7 @@ class ReplicaChecker:
                 self._responses.ended.clear()
             elif isinstance(message, self.sent):
                 self._commands.check(message)
-                self._responses.heard(message)
+                self._responses.note_command(message)
         except (RemoteProtocolError, InvalidUsage) as error:
             raise CheckerViolation(f"{self.name}: {error}") from None
 

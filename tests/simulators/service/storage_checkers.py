@@ -227,7 +227,7 @@ class RenderingsChecker:
         first = states[0]
         if not settled(states, sequencer):
             return
-        wanted, running = first.client.wanted, first.pursuits.running()
+        wanted, running = first.client.wanted, first.desired.running()
         if running.keys() != {*wanted.ingestions, *wanted.sinks}:
             raise CheckerViolation(
                 f"renderings: {sorted(running)} are to run, the client wants "
@@ -236,7 +236,7 @@ class RenderingsChecker:
         rendered = {
             id_: each.what
             for id_, each in first.renderings.current.items()
-            if id_ not in first.pursuits.oneshots
+            if id_ not in first.desired.oneshots
         }
         if rendered.keys() != running.keys():
             raise CheckerViolation(
@@ -252,13 +252,13 @@ class RenderingsChecker:
 def settled(states: Sequence[StorageState], sequencer: Sequencer) -> bool:
     """Return whether no command of the one order is under way, and no client is initializing."""
     first = states[0]
-    pursuits = first.pursuits
+    desired = first.desired
     return (
         first.client.incoming is None
         and first.client.nonce is not None
         and all(state.next_index == sequencer._order.next_index for state in states)
         and first.ordered == first.proposed
-        and not pursuits.looked_up()
+        and not desired.looked_up()
     )
 
 

@@ -210,7 +210,7 @@ class ProposerNode:
                 self.world.events.after(delay, self._fetch, effect, life)
             elif isinstance(effect, StopProposer):
                 self.world.told("fatal", self.number, effect.reason)
-                self.world.struck["donor given up"] += "has been away" in effect.reason
+                self.world.struck["donor given up"] += "has been offline" in effect.reason
                 self.die(self._dice.randint(*REST_MS))
         if self._wanted:
             self._append()

@@ -1,9 +1,9 @@
-{{/* Name of the pods of one role: the release's own where there are no roles. */}}
+{{/* Name of the pods of one role; without roles, the name of the release. */}}
 {{- define "penstock.name" -}}
 {{ .root.Release.Name }}{{ with .role }}-{{ . }}{{ end }}
 {{- end -}}
 
-{{/* Labels that pods of one role are known by. They can never be changed. */}}
+{{/* Labels that select the pods of one role. They must never change. */}}
 {{- define "penstock.labels" -}}
 app.kubernetes.io/name: penstock
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -13,8 +13,8 @@ app.kubernetes.io/component: {{ . }}
 {{- end -}}
 
 {{/*
-The pods of one role: root (the chart), role (controller, replica or empty), pods, and standbys: how
-many of them stand by.
+The pods of one role. Takes root (the chart), role (controller, replica or empty), pods (their
+number) and standbys (how many of them stand by).
 */}}
 {{- define "penstock.pods" -}}
 apiVersion: apps/v1
@@ -26,10 +26,10 @@ metadata:
 spec:
   replicas: {{ .pods }}
   serviceName: {{ .service }}
-  # A pod that stands by, and a replica without a controller, are not ready: none waits for another.
+  # A standby, and a replica without a controller, is not ready, so pods must not wait for each other.
   podManagementPolicy: Parallel
   {{- if .standbys }}
-  # For the same reason a rolling update would never end.
+  # A rolling update would wait forever for a standby to become ready.
   updateStrategy:
     type: OnDelete
   {{- end }}
@@ -152,7 +152,7 @@ spec:
             periodSeconds: 5
             timeoutSeconds: 5
             failureThreshold: 2
-          # Health, not readiness: a store that is away is no reason to restart.
+          # Health, not readiness: do not restart because a store is unavailable.
           livenessProbe:
             httpGet:
               path: /healthz

@@ -1,19 +1,21 @@
-"""Converts upserts of an export into updates, by its contents by key, which have the old rows.
+"""Converts upserts of an export to updates, using its contents by key to find the old rows.
 
-Theory of operation. The changes of one mark are concatenated in order; of each key only the first
-and the last row count. The first tells whether the key had a row before (`keys_to_find`: the caller
-looks these rows up); the last tells the row now. So the updates are: every row found, retracted;
-every last row that is none of `UpsertOp.DELETED`, inserted. All of it is columns at a time.
+Theory of operation. The changes before one mark are concatenated in order. For each key, only the
+first and the last row matter. The first says whether the key had a row before (`keys_to_find`; the
+caller looks these rows up), and the last is the row now. So the updates are: retract every row
+found, and insert every last row whose operation is not `UpsertOp.DELETED`. Everything is computed
+on whole columns.
 
-Old rows are in `KeyedContents`. An arrangement in scratch follows the rows *given*, not the durable
-ones: it is loaded once, with the durable and the staged rows, and fed with every later piece. So an
-upsert finds its old row although the batch that holds it is not durable yet. It is a cache for the
-life of one task: after a failure the next task loads it again.
+`KeyedContents` holds the old rows. It is an arrangement in scratch that follows the rows
+*received*, not the durable ones: it is loaded once with the durable and the staged rows, and fed
+every later piece. So an upsert finds its old row even if the batch with that row is not durable
+yet. It is a cache for the life of one task; after a failure the next task loads it again.
 
-Its times count the pieces. Blocking work runs through the clock's threads; one call at a time.
+The arrangement's times are the numbers of the pieces. Blocking work runs in the clock's threads,
+one call at a time.
 
-Invariants: `resolve` gives no key twice with the same sign; applied to contents in which every key
-has at most one row, it leaves every key with at most one.
+Invariants: `resolve` returns no key twice with the same sign. Applied to contents with at most one
+row per key, it leaves at most one row per key.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from actors.runtime.errors import CorruptData, RemoteProtocolError
 from actors.runtime.kernel import ActorClock
 
 MAINTAIN_EVERY = 16
-"""Pieces between two merges of the arrangement's runs."""
+"""Number of pieces between two merges of the arrangement's runs."""
 _PLACE: Final = "__place"
 _KEPT_TYPE: Final = pa.list_(pa.int16())
 
@@ -42,7 +44,7 @@ _KEPT_TYPE: Final = pa.list_(pa.int16())
 
 
 def joined(schema: TableSchema, pieces: Iterable[pa.Table]) -> pa.Table:
-    """Concatenate pieces of changes, in order."""
+    """Concatenate pieces of changes in order, with all columns of changes."""
     shape = pa.schema([*schema.arrow(), pa.field(OP, pa.int8()), pa.field(KEPT, _KEPT_TYPE)])
     tables = []
     for piece in pieces:
@@ -53,8 +55,8 @@ def joined(schema: TableSchema, pieces: Iterable[pa.Table]) -> pa.Table:
 
 
 def keys_to_find(schema: TableSchema, changes: pa.Table) -> pa.Table:
-    """Return the distinct keys whose rows must be looked up in the contents before the changes; all
-    others have no row there."""
+    """Return the distinct keys whose old rows must be looked up. All other keys have no row before
+    the changes."""
     first, _ = _first_and_last(schema, changes)
     ops = changes[OP].combine_chunks().take(pa.array(first))
     known = pc.is_in(ops, pa.array([UpsertOp.INSERTED, UpsertOp.MOVED], pa.int8()))
@@ -63,9 +65,12 @@ def keys_to_find(schema: TableSchema, changes: pa.Table) -> pa.Table:
 
 
 def resolve(schema: TableSchema, changes: pa.Table, found: pa.Table) -> pa.Table:
-    """Return the updates (the schema's columns, then `DIFF`) of the changes (`joined`). `found`:
-    the rows of `keys_to_find`, before the changes. Raises `RemoteProtocolError` when a value is to
-    be kept of a row that is not there."""
+    """Return the updates (the schema's columns, then `DIFF`) that these changes, in the form of
+    `joined`, amount to.
+
+    `found` are the rows of `keys_to_find` before the changes. Raises `RemoteProtocolError` if a
+    change keeps a value of a row that does not exist.
+    """
     found = found.select(schema.names).cast(schema.arrow())
     _, last = _first_and_last(schema, changes)
     kept = changes[KEPT].is_valid().to_numpy()
@@ -78,7 +83,7 @@ def resolve(schema: TableSchema, changes: pa.Table, found: pa.Table) -> pa.Table
 
 
 def _first_and_last(schema: TableSchema, changes: pa.Table) -> tuple[Any, Any]:
-    """Return the places of each key's first and last row."""
+    """Return the positions of each key's first and last row."""
     table = changes.select(schema.key).append_column(_PLACE, pa.array(np.arange(len(changes))))
     groups = table.group_by(list(schema.key), use_threads=False).aggregate(
         [(_PLACE, "min"), (_PLACE, "max")]
@@ -91,11 +96,11 @@ def _signed(rows: pa.Table, diff: int) -> pa.Table:
 
 
 def _with_kept(schema: TableSchema, changes: pa.Table, found: pa.Table, last: Any) -> pa.Table:
-    """Return the rows at the end, where values are kept."""
+    """Return the final rows, where some changes keep values of old rows."""
     width, count = len(schema.columns), changes.num_rows
     keys = _keys(schema, changes)
-    # Each row as the places of its columns' values: in the changes, or after them in `found`. Only
-    # keys and places are Python objects; values stay in Arrow.
+    # A row is represented by the positions of its columns' values, in the changes or, after those,
+    # in `found`. Only keys and positions become Python objects; values stay in Arrow.
     rows: dict[tuple[Any, ...], list[int]] = {
         key: [count + place] * width for place, key in enumerate(_keys(schema, found))
     }
@@ -110,7 +115,7 @@ def _with_kept(schema: TableSchema, changes: pa.Table, found: pa.Table, last: An
             old = gone if op == UpsertOp.MOVED else rows.get(key)
             if old is None:
                 raise RemoteProtocolError(
-                    f"a change keeps values of the row {key}, which is not there"
+                    f"a change keeps values of row {key}, which does not exist"
                 )
             for column in kept[place]:
                 row[column] = old[column]
@@ -131,7 +136,7 @@ def _keys(schema: TableSchema, rows: pa.Table) -> list[tuple[Any, ...]]:
 
 
 class KeyedContents:
-    """Old rows of one export. `load` comes first."""
+    """The current rows of one export, by key. Call `load` first."""
 
     def __init__(
         self, export: str, schema: TableSchema, directory: Path, clock: ActorClock
@@ -141,10 +146,12 @@ class KeyedContents:
         self._directory = directory
         self._clock = clock
         self._held: Arrangement | None = None
+        """None until loaded, and after `close`."""
         self._pieces = 0
+        """Number of pieces so far; the next piece's time in the arrangement."""
 
     async def load(self, pieces: AsyncIterator[pa.Table]) -> None:
-        """Load these updates (their times do not count)."""
+        """Load these updates. Their times are ignored."""
         run = self._clock.run_blocking
         made = await run(lambda: Arrangement(self._directory, self._schema, self._schema.key))
         async for piece in pieces:
@@ -163,7 +170,7 @@ class KeyedContents:
 
     def _feed(self, updates: pa.Table) -> None:
         held = self._held
-        assert held is not None, "it was loaded"
+        assert held is not None, "load it first"
         held.insert(self._timed(updates, self._pieces), self._pieces + 1)
         self._pieces += 1
         # Only the newest contents are ever looked up.
@@ -176,26 +183,30 @@ class KeyedContents:
         return at_time(plain, time).select([*self._schema.names, TIME, DIFF])
 
     async def changes(self, pieces: Sequence[pa.Table]) -> pa.Table:
-        """Convert upserts to updates (the columns and `DIFF`), and add these. Raises `CorruptData`
-        when a key has more than one row."""
+        """Convert upserts to updates (the schema's columns and `DIFF`), and add these to the
+        contents.
+
+        Raises `CorruptData` if a key has more than one row.
+        """
         return await self._clock.run_blocking(lambda: self._changes(pieces))
 
     def _changes(self, pieces: Sequence[pa.Table]) -> pa.Table:
         changes = joined(self._schema, pieces)
         updates = resolve(self._schema, changes, self._find(keys_to_find(self._schema, changes)))
         updates = consolidate(updates)
-        # Added before they are durable: the next upserts must find these rows.
+        # Added before they are durable, because the next upserts must find these rows.
         self._feed(updates)
         return updates
 
     def _find(self, keys: pa.Table) -> pa.Table:
         held = self._held
-        assert held is not None, "it was loaded"
+        assert held is not None, "load it first"
         if not keys.num_rows:
             return self._schema.arrow().empty_table()
         rows = consolidate(held.lookup(keys.combine_chunks(), held.upper).drop_columns([TIME]))
         names = list(self._schema.key)
-        # Join keys and row numbers only: Arrow's joins refuse lists, even as columns of the output.
+        # Join only keys and row numbers: Arrow's joins do not support lists, even in output
+        # columns.
         placed = rows.select(names).append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
         there = rows.take(placed.join(keys, keys=names, join_type="left semi")[_PLACE])
         if there.num_rows and (
@@ -204,23 +215,23 @@ class KeyedContents:
             or there.group_by(names).aggregate([]).num_rows != there.num_rows
         ):
             raise CorruptData(
-                f"export {self._export}: a value of its key ({', '.join(names)}) stands there more "
-                "than once; drop its table and add it to the source again",
+                f"export {self._export} has several rows with the same key ({', '.join(names)}): "
+                "drop its table and add it to the source again",
                 determinate=True,
             )
         return there.drop_columns([DIFF])
 
     def statistics(self) -> ArrangementStatistics | None:
-        """Return the size; None before it was loaded."""
+        """Return the arrangement's size; None before it is loaded."""
         return None if self._held is None else self._held.statistics()
 
     async def clear(self) -> None:
-        """Replace the contents by none."""
+        """Remove all rows."""
         await self.close()
         await self.load(_nothing())
 
     async def close(self) -> None:
-        """Remove its files; may be called twice."""
+        """Remove the arrangement's files. May be called twice."""
         held, self._held = self._held, None
         if held is not None:
             await self._clock.run_blocking(lambda: held.close(remove=True))

@@ -1,11 +1,11 @@
-"""Turns a source's answers into rows that can be staged: resolves upserts and truncates.
+"""Turns the output of a source into rows to stage: resolves upserts and truncates.
 
-Theory of operation. Answers wait in a queue and are taken in order. Rows, marks and failures are
-staged at once. Upserts of an export gather until a mark, or until something else of that export
-comes, and are then resolved against its contents (`ingest.contents`). A truncate drops the export's
-staged rows since the last mark, and retracts the durable ones, part by part.
+Theory of operation. The output waits in a queue and is processed in order. Rows, marks and failures
+are staged at once. Upserts of an export are collected until a mark, or until something else arrives
+for that export, and are then resolved against its contents (`ingest.contents`). A truncate drops
+the export's staged rows since the last mark, and retracts the durable ones, part by part.
 
-Rules. Effects (`Work`) are run by the caller, one at a time; nothing else is taken meanwhile.
+Rules. The caller runs effects (`Work`) one at a time; nothing else is processed meanwhile.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from actors.runtime.progress import Time
 
 
 class ResolveUpserts(msgspec.Struct, frozen=True, gc=False):
-    """Effect: convert an export's upserts to rows."""
+    """Effect: convert an export's upserts to updates."""
 
     export: str
     pieces: tuple[pa.Table, ...]
@@ -53,7 +53,7 @@ class FeedContents(msgspec.Struct, frozen=True, gc=False):
 
 
 class RetractExport(msgspec.Struct, frozen=True, gc=False):
-    """Effect: retract an export's durable rows, at `time`."""
+    """Effect: retract an export's durable rows at `time`."""
 
     export: str
     time: Time
@@ -69,14 +69,15 @@ Work: TypeAlias = ResolveUpserts | FeedContents | RetractExport | DiscardStaged
 
 
 class _Turn(enum.Enum):
-    """The next step where the first answer of the queue needs no effect."""
+    """Next action after the first item of the queue, if that needs no effect."""
 
-    GO_ON = "go on"
+    CONTINUE = "continue"
     WAIT = "wait"
 
 
 class IntakeDone(msgspec.Struct, frozen=True, gc=False):
-    """Result of an effect: rows to stage, or parts that are written already."""
+    """Result of an effect: rows to stage, or parts that are already written for the export
+    `emptied`."""
 
     rows: SourceRows | None = None
     emptied: str = ""
@@ -84,7 +85,7 @@ class IntakeDone(msgspec.Struct, frozen=True, gc=False):
 
 
 class SourceIntake:
-    """Queue of a source's answers, and the contents of exports with upserts."""
+    """Queue of a source's output, and the contents of exports that have upserts."""
 
     def __init__(
         self,
@@ -97,9 +98,13 @@ class SourceIntake:
         self._shards = shards
         self._make = contents
         self._contents: dict[str, KeyedContents] = {}
+        """Contents by key of the exports that have had upserts."""
         self._queue: deque[Given] = deque()
+        """Output of the source that is not processed yet."""
         self._upserts: dict[str, list[pa.Table]] = {}
+        """Upserts collected for each export, in order."""
         self._bytes = 0
+        """Total size of `_upserts`."""
         self._bytes_max = buffer_bytes_max
 
     @property
@@ -109,16 +114,19 @@ class SourceIntake:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of upserts that gather."""
+        """Return the size of the collected upserts in bytes."""
         return self._bytes
 
     def give(self, given: Given) -> None:
-        """Add an answer to the queue."""
+        """Add output of the source to the queue."""
         self._queue.append(given)
 
     def take(self, *, settled: bool, time: Callable[[], Time]) -> Work | None:
-        """Stage all answers that need no effect; return the effect that comes first, if there is
-        one. `settled`: no batch is complete or being committed. `time` fixes a time for parts."""
+        """Stage everything up to the first item that needs an effect, and return that effect; None
+        if there is none, or it must wait.
+
+        `settled` means that no batch is complete or being committed. `time` fixes a time for parts.
+        """
         while self._queue:
             given = self._queue[0]
             match given:
@@ -140,13 +148,13 @@ class SourceIntake:
                     assert_never(given)
             if work is _Turn.WAIT:
                 return None
-            if work is not _Turn.GO_ON:
+            if work is not _Turn.CONTINUE:
                 return work
         return None
 
     def take_rows(self) -> None:
-        """Stage rows at the head of the queue, as far as they need no effect; safe while others are
-        spilled."""
+        """Stage rows from the head of the queue as long as they need no effect. Safe while other
+        rows are being spilled."""
         while self._queue:
             given = self._queue[0]
             if not isinstance(given, SourceRows):
@@ -157,9 +165,9 @@ class SourceIntake:
             self._queue.popleft()
 
     def _next(self, work: Work | None = None) -> Work | _Turn:
-        """Remove the first answer of the queue."""
+        """Remove the first item from the queue."""
         self._queue.popleft()
-        return _Turn.GO_ON if work is None else work
+        return _Turn.CONTINUE if work is None else work
 
     def _rows(self, given: SourceRows, settled: bool) -> Work | _Turn:
         if given.export in self._upserts:
@@ -173,7 +181,7 @@ class SourceIntake:
         if given.export in self._staging.failed:
             return self._next()
         if self._bytes + given.changes.nbytes > self._bytes_max and self._upserts:
-            # Bounds memory: the next mark may be far away.
+            # Limits memory: the next mark may be far away.
             return self._resolve(next(iter(self._upserts)), settled)
         self._upserts.setdefault(given.export, []).append(given.changes)
         self._bytes += given.changes.nbytes
@@ -185,24 +193,24 @@ class SourceIntake:
         export = given.export
         if export in self._staging.failed:
             return self._next()
-        # Only when no batch is complete or being committed are durable and open rows all there is.
+        # Only if no batch is complete or being committed do durable and open rows make up all rows.
         if not settled:
             return _Turn.WAIT
         # Upserts before the truncate no longer matter.
         self._drop(export)
         parts = self._staging.forget(export)
         if parts:
-            # The truncate stays in the queue, and is taken again when these are deleted.
+            # The truncate stays in the queue, and is processed again after these parts are deleted.
             return DiscardStaged(tuple(parts))
         return self._next(RetractExport(export, time()))
 
     def _withdraw(self, given: RowsWithdrawn) -> Work | _Turn:
-        assert given.export not in self._contents, "its rows cannot be taken out of an index"
+        assert given.export not in self._contents, "rows cannot be removed from keyed contents"
         parts = self._staging.forget(given.export)
         return self._next(DiscardStaged(tuple(parts)) if parts else None)
 
     def _mark(self, given: PositionMark, settled: bool) -> Work | _Turn:
-        # A mark belongs after the rows of all upserts before it.
+        # A mark comes after the rows of all upserts before it.
         if self._upserts:
             return self._resolve(next(iter(self._upserts)), settled)
         self._staging.mark(given)
@@ -280,7 +288,7 @@ class SourceIntake:
         self._staging.settle()
 
     def held(self) -> dict[str, ArrangementStatistics]:
-        """Return the sizes of the contents of exports, by their external names."""
+        """Return the size of the contents of each export, by its external name."""
         found = {name: contents.statistics() for name, contents in self._contents.items()}
         return {name: each for name, each in found.items() if each is not None}
 

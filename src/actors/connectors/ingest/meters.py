@@ -1,7 +1,7 @@
-"""Meters of the operators of a task (`ingest_task`, `sink_task`): rows, time, memory.
+"""Meters the operators of an ingest or sink task: rows, time and memory.
 
-An operator is a stage that rows pass. Its time includes waits: for the external system, stores,
-threads. Several operators may be at work at a time.
+An operator is a stage that rows pass through. Its time includes waiting for the external system,
+stores and threads. Several operators may work at the same time.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from actors.runtime.memory_ledger import MemoryUse
 from actors.runtime.progress import ObjectId
 
 OF_SOURCE: Final = {
-    "Append": "Append position and rows of all tables at one time",
-    "Spill": "Spill rows of a long transaction into parts",
+    "Append": "Append the position and the rows of all tables at one timestamp",
+    "Spill": "Spill the rows of a long transaction to parts",
     "Stage": "Stage rows up to a mark",
-    "Resolve": "Resolve changes that come without old rows, and truncates",
-    "Read": "Read what the outside gives",
+    "Resolve": "Resolve truncates, and changes without old rows",
+    "Read": "Read from the external system",
 }
 OF_SINK: Final = {
-    "Commit": "Commit what was written with its frontier",
-    "Write": "Write changes outside",
-    "Gather": "Gather the changes of a batch, summed up",
-    "Read": "Read parts of the object",
+    "Commit": "Commit the written data with its frontier",
+    "Write": "Write changes to the external system",
+    "Gather": "Gather and consolidate the changes of a batch",
+    "Read": "Read the object's parts",
 }
-"""Operators of a task, last stage first, with descriptions."""
+"""Operators of a task, last stage first, with descriptions for users."""
 
 
 class OperatorMeter(msgspec.Struct):
-    """Counters of one operator."""
+    """Counters of one operator, since the task started."""
 
     text: str
     rows: int = 0
@@ -43,7 +43,7 @@ class OperatorMeter(msgspec.Struct):
 
 
 class TaskMeters:
-    """Meters of one task of the object `id`. `operators`: `OF_SOURCE` or `OF_SINK`."""
+    """Meters of one task. `operators` is `OF_SOURCE` or `OF_SINK`, and `id` the task's object."""
 
     def __init__(
         self, monotonic_ms: Callable[[], float], operators: Mapping[str, str], id: ObjectId
@@ -52,13 +52,14 @@ class TaskMeters:
         self._monotonic_ms = monotonic_ms
         self._meters = {name: OperatorMeter(text) for name, text in operators.items()}
         self._reported: tuple[OperatorStatistics, ...] = ()
+        """Statistics returned last."""
 
     def __getitem__(self, name: str) -> OperatorMeter:
         return self._meters[name]
 
     @contextmanager
     def timed(self, name: str) -> Iterator[OperatorMeter]:
-        """Add the time of the block to the operator's."""
+        """Add the duration of the block to the operator's time."""
         meter, began = self._meters[name], self._monotonic_ms()
         try:
             yield meter
@@ -66,7 +67,7 @@ class TaskMeters:
             meter.ms += self._monotonic_ms() - began
 
     def memory(self) -> list[MemoryUse]:
-        """Return the memory that operators hold for a batch, for a `MemoryLedger`."""
+        """Return the memory that operators use for a batch, for a `MemoryLedger`."""
         return [
             MemoryUse("gathered", self._id, 0, meter.bytes_memory, meter.bytes_mapped)
             for meter in self._meters.values()
@@ -79,7 +80,7 @@ class TaskMeters:
             OperatorStatistics(name, *msgspec.structs.astuple(meter))
             for name, meter in self._meters.items()
         )
-        # A task at rest must report no changes, though its clocks go on.
+        # An idle task must not report changes, although its times advance.
         if [_without_time(each) for each in made] != [
             _without_time(each) for each in self._reported
         ]:

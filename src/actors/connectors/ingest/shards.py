@@ -1,13 +1,15 @@
-"""The shards of one source: its exports', and the remap shard, which binds positions to times.
+"""The shards of one source: those of its exports, and the remap shard, which binds positions to
+times.
 
-Theory of operation. The *remap* shard holds one row at each time: the position up to which the
-source was ingested, and the exports that failed. A batch is ONE append over that shard and those of
-all exports: so contents and position agree at every time, a crash leaves both or neither, and each
-position keeps its time for all readers.
+Theory of operation. The *remap* shard has one row at each time: the position up to which the source
+was ingested, and the exports that failed. A batch is ONE append to that shard and those of all
+exports. So contents and position agree at every time, a crash leaves both or neither, and all
+readers see each position at the same time.
 
-Rules: no shard is sealed before the first mark, and that of an export that was added later not
-before the mark that fills it: its upper stays at 0 meanwhile. An append is refused where an export
-has been given columns since the task began (`WriterFenced`): the next task knows of them.
+Rules: no shard is sealed before the first mark. The shard of an export that is added later is not
+sealed before the mark that fills it; its upper stays at 0 until then. If columns were added to an
+export since the task started, an append fails with `WriterFenced`, and the next task knows the
+columns.
 """
 
 from __future__ import annotations
@@ -30,19 +32,21 @@ from actors.runtime.progress import Frontier, ShardId, Time
 REMAP: Final = TableSchema(
     (TableColumn("position", "string", False), TableColumn("failed", "string", False))
 )
-"""Schema of a remap shard. `failed`: a JSON object, export → error."""
+"""Schema of a remap shard. `failed` is a JSON object that maps exports to errors."""
 
 
 class ExportShard(msgspec.Struct, frozen=True):
-    """Shard and schema of an export."""
+    """The shard and schema of an export."""
 
     shard: ShardId
     schema: TableSchema
 
 
 class IngestShards:
-    """Reads and appends to the shards of one source. `open` comes first; one call at a time, but
-    for `write`."""
+    """Reads and appends to the shards of one source.
+
+    Call `open` first. Make one call at a time, except for `write`.
+    """
 
     def __init__(
         self, persist: PersistClient, remap: ShardId, exports: Mapping[str, ExportShard]
@@ -51,51 +55,55 @@ class IngestShards:
         self._remap = remap
         self.exports = dict(exports)
         self._uppers: dict[ShardId, Frontier] = {}
+        """Upper of each shard, as of the last append or `open`."""
         self.position: str | None = None
-        """Durable position; None: nothing was ingested yet."""
+        """Durable position; None if nothing was ingested yet."""
         self.failed: dict[str, str] = {}
-        """Exports that failed → errors. An export that was dropped and added again starts without
+        """Errors of failed exports. An export that was dropped and added again starts without
         one."""
         self._bound: tuple[str, dict[str, str]] | None = None
-        """Position and failures in the remap shard; None: none yet."""
+        """Position and failures in the remap shard; None if it is empty."""
 
     @property
     def ledger(self) -> MemoryLedger:
-        """Return the ledger for the memory of staged rows."""
+        """Return the ledger that accounts for the memory of staged rows."""
         return self._persist.ledger
 
     @property
     def upper(self) -> Frontier:
-        """Return the upper of the remap shard; exports that were filled are sealed up to it."""
+        """Return the upper of the remap shard. Filled exports are sealed up to it."""
         return self._uppers[self._remap]
 
     @property
     def begun(self) -> bool:
-        """Return whether anything was ever sealed."""
+        """Return whether anything has been sealed yet."""
         return self.upper > 0
 
     @property
     def sealed(self) -> tuple[tuple[str, Frontier], ...]:
-        """Return (export, upper) of all that were filled."""
+        """Return (export, upper) of all exports that are filled."""
         uppers = ((name, self._uppers[each.shard]) for name, each in self.exports.items())
         return tuple((name, upper) for name, upper in uppers if upper)
 
     def is_empty(self, export: str) -> bool:
-        """Say whether an export was never filled."""
+        """Return whether an export has not been filled yet."""
         return not self._uppers[self.exports[export].shard]
 
     async def open(self) -> None:
-        """Read the durable position and uppers. Raises `UnknownObject`, `CorruptData`,
-        `StorageError`, and `WriterFenced` where an export has other columns by now."""
+        """Read the durable position and the uppers from the store.
+
+        Raises `UnknownObject`, `CorruptData` and `StorageError`, and `WriterFenced` if an export's
+        columns have changed.
+        """
         shards = [self._remap, *(export.shard for export in self.exports.values())]
         # From the store: parts are written with the newest schema that this process knows, and
-        # another one may have given an export columns.
+        # another process may have added columns.
         self._uppers = {shard: await self._persist.recent_upper(shard) for shard in shards}
         for export in self.exports.values():
             columns = (await self._persist.state(export.shard)).schema
             if columns != export.schema:
                 raise WriterFenced(
-                    f"shard {export.shard} of this source has the columns {columns.ddl()} now, and "
+                    f"the schema of shard {export.shard} of this source is now {columns.ddl()}, "
                     f"not {export.schema.ddl()}",
                     determinate=True,
                 )
@@ -105,8 +113,8 @@ class IngestShards:
         rows = consolidate((await self._contents()).drop_columns([TIME])).to_pylist()
         if len(rows) > 1 or any(row[DIFF] != 1 for row in rows):
             raise CorruptData(
-                f"remap shard {self._remap}: {len(rows)} positions at {self.upper - 1}, there "
-                "must be one; restore the state directory from a copy",
+                f"remap shard {self._remap} has {len(rows)} positions at {self.upper - 1}, "
+                "expected one: restore the stores from a backup",
                 determinate=True,
             )
         for row in rows:
@@ -144,15 +152,16 @@ class IngestShards:
                 await reader.close()
 
     async def fetch(self, export: str, part: BatchPart) -> pa.Table:
-        """Return the updates of a part that this task wrote. Raises `StorageError`."""
+        """Return the updates in a part that this task wrote. Raises `StorageError`."""
         return await self._persist.fetch(part, self.exports[export].schema)
 
     async def write(self, export: str, updates: pa.Table) -> tuple[BatchPart, ...]:
-        """Write an export's updates as durable parts, which no append names yet."""
+        """Write an export's updates as durable parts, which are not appended yet. Raises
+        `StorageError`."""
         return await self._persist.write_parts(self.exports[export].shard, updates)
 
     async def write_all(self, tables: Mapping[str, pa.Table]) -> dict[str, tuple[BatchPart, ...]]:
-        """Write durable parts of several exports: all or none."""
+        """Write parts for several exports, all or none. Raises `StorageError`."""
         written: dict[str, tuple[BatchPart, ...]] = {}
         try:
             for export, updates in tables.items():
@@ -168,14 +177,16 @@ class IngestShards:
         await self._persist.discard_parts(parts)
 
     async def commit(self, batch: IngestBatch) -> Frontier:
-        """Append a batch; return the new upper. Raises `WriterFenced`, `StorageError`
-        (indeterminate unless it says otherwise: open again), `TypeMismatch`."""
+        """Append a batch and return the new upper.
+
+        Raises `WriterFenced`, `TypeMismatch`, and `StorageError` (unless it is determinate, open
+        again to learn the outcome).
+        """
         parts: dict[str, list[BatchPart]] = {name: list(held) for name, held in batch.parts.items()}
         failed = self.failed | {each.export: each.error for each in batch.failed}
-        # Without progress of the source the remap shard needs no row; its upper advances all the
-        # same.
+        # Without progress of the source, the remap shard needs no row. Its upper still advances.
         moved = self._bound != (batch.position, failed)
-        # The first mark fills all exports, also those that it does not name.
+        # The first mark fills all exports, even those that it does not name.
         filled = batch.filled if self.begun else frozenset(self.exports)
         self._check_filled(batch, filled)
         written: list[BatchPart] = []
@@ -189,7 +200,7 @@ class IngestShards:
             if moved:
                 binding = self._binding(batch.position, failed, batch.time)
                 written = list(await self._persist.write_parts(self._remap, binding))
-        except BaseException:  # cancellation, too: the parts would be orphans
+        except BaseException:  # also on cancellation; otherwise the parts would become orphans
             with anyio.CancelScope(shield=True):
                 await self.discard([*written, *(part for held in parts.values() for part in held)])
             raise
@@ -198,14 +209,14 @@ class IngestShards:
         return upper
 
     async def tick(self, upper: Frontier) -> Frontier:
-        """Seal all shards below `upper`, without updates; only after the first mark."""
-        assert self.begun, "a source without contents is not sealed"
+        """Seal all shards below `upper` without updates. Only allowed after the first mark."""
+        assert self.begun, "only a source with contents can be sealed"
         return await self._append(upper, (), {})
 
     def _check_filled(self, batch: IngestBatch, filled: frozenset[str]) -> None:
         for export in {*batch.tables, *batch.parts}:
             if export not in filled and not self._uppers[self.exports[export].shard]:
-                raise SourceFault(f"rows of {export} came before the mark that fills it")
+                raise SourceFault(f"rows of {export} arrived before the mark that fills it")
 
     def _binding(self, position: str, failed: dict[str, str], time: Time) -> pa.Table:
         rows = [self._row(position, failed, time, 1)]
@@ -231,15 +242,16 @@ class IngestShards:
             if self._uppers[export.shard] or name in filled:
                 held = tuple(parts.get(name, ()))
                 own = self._uppers[export.shard]
-                # What was read without a column that the table has by now must not be appended.
+                # The table may have columns by now that these rows were read without; then they
+                # must not be appended.
                 schema = export.schema
                 appends.append(ShardAppend(export.shard, own, upper, held, schema=schema))
         try:
             result = await self._persist.append(appends)
-            # Another task has appended: a retry here would give its rows a second time.
+            # Another task has appended: a retry here would duplicate its rows.
             if isinstance(result, UpperMismatch):
                 raise WriterFenced(
-                    f"shard {result.shard} of this source is at {result.current}, not at "
+                    f"shard {result.shard} of this source is at {result.current}, expected "
                     f"{result.expected}: another task writes to it; nothing was written",
                     determinate=True,
                 )

@@ -1,23 +1,23 @@
-"""Stages rows that a source has given and that are not durable yet. Pure.
+"""Stages rows that a source has returned and that are not durable yet. Pure.
 
-Theory of operation. Rows come in pieces; a mark makes all pieces before it *complete*: they belong
-to one position, and become durable with it. One batch is committed at a time; later pieces gather,
-so batches are as large as commits are slow.
+Theory of operation. Rows arrive in pieces. A mark makes all pieces before it *complete*: they
+belong to one position and become durable with it. One batch is committed at a time, and later
+pieces accumulate meanwhile, so batches grow if commits are slow.
 
-A batch has one time: the clock's, but never below the upper. It is chosen when the batch is taken,
-or when the first rows of a long transaction are *spilled*: written as parts that no append names
-yet, so that a transaction of any size needs little memory.
+A batch has one time: the current time, but never below the upper. It is chosen when the batch is
+taken, or when the first rows of a long transaction are *spilled*: written as parts that are not
+appended yet, so that a transaction of any size needs little memory.
 
 Rules:
-- rows after the last mark (*open* ones) are never in a batch;
-- rows are spilled only when none is complete and no batch is being committed. They are half of the
-  rows that may be staged, so that more come meanwhile; nothing but rows may, until the parts are
-  there (`spill_ended`);
-- an export that failed takes no more rows, nor after any restart;
-- a source gives another piece only while there is room for it (`hungry`): backpressure.
+- Rows after the last mark (*open* rows) are never in a batch.
+- Rows are spilled only when no rows are complete and no batch is being committed. Half of the rows
+  that may be staged are spilled, so that more can arrive meanwhile; until the parts are written
+  (`spill_ended`), only rows may arrive.
+- An export that failed accepts no more rows, even after a restart.
+- A source is asked for another piece only while there is room for it (`has_room`): backpressure.
 
-Invariants (`validate`): ``bytes == sum of open and complete``; a time is chosen exactly while parts
-are spilled; after a failure no rows of that export are staged after its last mark.
+Invariants (`validate`): ``bytes == open + complete``; a time is chosen if and only if there are
+spilled parts; after a failure, no rows of that export are staged after its last mark.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _GATHER_SHARE: Final = 8
 
 
 class SourceFault(PenstockError):
-    """A source broke a rule of `sources.source`: a bug."""
+    """A source broke a rule of `sources.source`, which is a bug."""
 
 
 class IngestBatch(msgspec.Struct, frozen=True):
-    """The rows of one append, at one time."""
+    """The rows of one append, all at one time."""
 
     time: Time
     tables: dict[str, tuple[pa.Table, ...]]
-    """Export → rows with `TIME`."""
+    """Rows with `TIME`, by export."""
     parts: dict[str, tuple[BatchPart, ...]]
-    """Export → spilled parts."""
+    """Spilled parts, by export."""
     position: str
     outside_ms: int | None
     messages: int
@@ -64,15 +64,19 @@ class IngestBatch(msgspec.Struct, frozen=True):
 
 
 class _Stage:
-    """Rows and parts, open or complete, by export."""
+    """Open or complete rows and parts, by export."""
 
     def __init__(self) -> None:
         self.tables: dict[str, list[pa.Table]] = {}
+        """Rows in memory, by export."""
         self.parts: dict[str, list[BatchPart]] = {}
+        """Spilled parts, by export."""
         self.inserted: dict[str, int] = {}
-        """Export → number of insertions among the rows."""
+        """Number of insertions among the rows, by export."""
         self.rows = 0
+        """Number of rows in memory and in parts."""
         self.bytes = 0
+        """Size of the rows in memory."""
 
     def __bool__(self) -> bool:
         return bool(self.tables or self.parts)
@@ -106,36 +110,43 @@ class _Stage:
 
 
 class IngestStaging:
-    """Open and complete rows of one source. `bytes_max`: bound of staged bytes, which one piece may
-    exceed."""
+    """The open and complete rows of one source. `bytes_max` limits the staged bytes; a single piece
+    may exceed it."""
 
     def __init__(self, exports: Iterable[str], failed: Iterable[str], bytes_max: int) -> None:
         self._exports = frozenset(exports)
         self.failed = set(failed)
+        """Exports that failed. They accept no more rows."""
         self.bytes_max = bytes_max
         self._open = _Stage()
         self._complete = _Stage()
         self._mark: PositionMark | None = None
+        """The last mark; None if no rows are complete."""
+        # External changes, filled exports, and the newest commit time, up to the last mark.
         self._messages = 0
         self._filled: frozenset[str] = frozenset()
         self._outside_ms: int | None = None
         self._failing: list[ExportFailed] = []
+        """Failures since the last mark."""
         self._failing_complete: list[ExportFailed] = []
+        """Failures up to the last mark, not in a batch yet."""
         self._time: Time | None = None
+        """Time of the spilled parts; None if there are none."""
         self._bytes_spilling = 0
-        """Bytes taken out by `spill`, and not durable yet."""
+        """Bytes taken out by `spill` that are not durable yet."""
         self._gathering_since: Time | None = None
+        """Since when complete rows have been waiting for more; None if none wait."""
 
     # -- input ---------------------------------------------------------------------------------
 
     def rows(self, given: SourceRows) -> None:
-        """Stage a piece. Raises `SourceFault` for an export that is not its own."""
+        """Stage a piece of rows. Raises `SourceFault` for an unknown export."""
         self._check(given.export)
         if given.export not in self.failed and given.updates.num_rows:
             self._open.add(given.export, given.updates)
 
     def fail(self, given: ExportFailed) -> list[BatchPart]:
-        """End an export; return the parts of its open rows, to be discarded."""
+        """Mark an export as failed. Return the parts of its open rows, to be discarded."""
         self._check(given.export)
         if given.export in self.failed:
             return []
@@ -144,13 +155,13 @@ class IngestStaging:
         return self.forget(given.export)
 
     def forget(self, export: str) -> list[BatchPart]:
-        """Drop an export's open rows; return their parts, to be discarded."""
+        """Drop an export's open rows. Return their parts, to be discarded."""
         parts = self._open.without(export)
         self.settle()
         return parts
 
     def mark(self, given: PositionMark) -> None:
-        """Make all open rows complete, at one position."""
+        """Make all open rows complete, at the mark's position."""
         self._complete.join(self._open)
         self._open = _Stage()
         self._failing_complete += self._failing
@@ -163,10 +174,12 @@ class IngestStaging:
 
     def _check(self, export: str) -> None:
         if export not in self._exports:
-            raise SourceFault(f"the source gave rows of {export!r}, which is none of its exports")
+            raise SourceFault(
+                f"the source returned rows of {export!r}, which is not one of its exports"
+            )
 
     def open_rows(self, export: str) -> tuple[tuple[pa.Table, ...], tuple[BatchPart, ...]]:
-        """Return rows and parts of an export after the last mark."""
+        """Return the rows and parts of an export after the last mark."""
         stage = self._open
         return tuple(stage.tables.get(export, ())), tuple(stage.parts.get(export, ()))
 
@@ -174,16 +187,16 @@ class IngestStaging:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of rows in memory, without those of batches taken."""
+        """Return the size of the rows in memory, without batches that were taken."""
         return self._open.bytes + self._complete.bytes + self._bytes_spilling
 
     @property
     def rows_staged(self) -> int:
-        """Return the number of staged rows, without those of batches taken."""
+        """Return the number of staged rows, without batches that were taken."""
         return self._open.rows + self._complete.rows
 
     @property
-    def hungry(self) -> bool:
+    def has_room(self) -> bool:
         """Return whether there is room for another piece."""
         return self.bytes < self.bytes_max
 
@@ -194,32 +207,35 @@ class IngestStaging:
 
     @property
     def spilled(self) -> bool:
-        """Return whether parts lie at a chosen time: the upper must not pass it."""
+        """Return whether there are parts at a chosen time, which the upper must not pass."""
         return self._time is not None
 
     @property
     def must_spill(self) -> bool:
-        """Return whether room must be made; valid while no batch is being committed."""
+        """Return whether rows must be spilled to make room. Only valid while no batch is being
+        committed."""
         full = 2 * self._open.bytes >= self.bytes_max
         return TRANSACTION_BYTES.crossed(full) and not self.complete
 
     def gathers_ms(self, now: Time) -> int:
-        """Return the time that complete rows wait for more before they are taken; 0: take them."""
+        """Return how long complete rows should wait for more before they are taken, in ms; 0 to
+        take them now."""
         if self._gathering_since is None:
             self._gathering_since = now
-        if self._outside_ms is None or not self.hungry or self._failing_complete or self._filled:
+        if self._outside_ms is None or not self.has_room or self._failing_complete or self._filled:
             return 0
-        # An eighth of the rows' age: a source that catches up makes few commits, one that is up to
-        # date never waits.
+        # An eighth of the rows' age: a source that catches up makes few commits, and one that is up
+        # to date never waits.
         wait = min(GATHER_MS_MAX, max(0, now - self._outside_ms) // _GATHER_SHARE)
         return min(wait, max(0, self._gathering_since + wait - now))
 
     def spill(self, now: Time, upper: Frontier) -> dict[str, pa.Table]:
-        """Take all open rows out, with their time, to be written as parts (`wrote`); then call
-        `spill_ended`."""
-        assert self.must_spill, "there is room, or a batch to be committed first"
+        """Take all open rows out, with their time, to be written as parts (`wrote`). Call
+        `spill_ended` afterwards."""
+        assert self.must_spill, "there is room, or a batch must be committed first"
         assert not self._bytes_spilling, "one spill at a time"
-        # One time, beyond all that is durable, is right for all of these rows: none is complete.
+        # None of these rows are complete, so one time beyond everything durable is right for all of
+        # them.
         stage, time = self._open, self.fix_time(now, upper)
         tables = {
             export: at_time(pa.concat_tables(tables), time)
@@ -231,24 +247,23 @@ class IngestStaging:
         return tables
 
     def spill_ended(self) -> None:
-        """Note that all rows taken out are durable (`wrote`)."""
+        """Note that all rows taken out are durable."""
         self._bytes_spilling = 0
 
     def fix_time(self, now: Time, upper: Frontier) -> Time:
-        """Return the time of parts that are about to be written (`wrote`); choose it if none is
-        chosen."""
-        assert not self.complete, "complete rows may lie at an earlier time"
+        """Return the time of parts that are about to be written; choose one if none is chosen."""
+        assert not self.complete, "complete rows may belong to an earlier time"
         if self._time is None:
             self._time = max(now, upper)
         return self._time
 
     def wrote(self, export: str, parts: Sequence[BatchPart]) -> None:
-        """Replace spilled rows by their durable parts, which no append names yet."""
+        """Replace spilled rows by their durable parts, which are not appended yet."""
         self._open.parts.setdefault(export, []).extend(parts)
         self._open.rows += sum(part.rows for part in parts)
 
     def take(self, now: Time, upper: Frontier) -> IngestBatch:
-        """Take the batch of all complete rows."""
+        """Take all complete rows as a batch."""
         mark, stage = self._mark, self._complete
         assert mark is not None, "nothing is complete"
         assert not self._bytes_spilling, "parts of it are not durable yet"
@@ -277,18 +292,19 @@ class IngestStaging:
         return batch
 
     def settle(self) -> None:
-        """Release the chosen time when no part lies at it."""
-        # Open rows are never spilled beside complete ones: once a batch is taken no part is left.
+        """Release the chosen time if no part has it."""
+        # Open rows are never spilled while others are complete, so no part is left once a batch is
+        # taken.
         if not self._open.parts and not self._complete.parts:
             self._time = None
 
     def parts(self) -> list[BatchPart]:
-        """Return all spilled parts in no batch, to be discarded when the task ends."""
+        """Return all spilled parts that are not in a batch, to be discarded when the task ends."""
         stages = (self._open, self._complete)
         return [p for stage in stages for parts in stage.parts.values() for p in parts]
 
     def validate(self) -> None:
-        """Raise AssertionError when an invariant does not hold."""
+        """Raise AssertionError if an invariant is violated."""
         for stage in (self._open, self._complete):
             tables = [table for tables in stage.tables.values() for table in tables]
             parts = [part for parts in stage.parts.values() for part in parts]

@@ -1,1 +1,1 @@
-"""Sinks: connectors that write changes to an external system, one kind per file; see `sink`."""
+"""Sinks: connectors that write changes to an external system; `sink` defines their interface."""

@@ -1,13 +1,14 @@
-"""Writes the files of one copy through a sink's storage: whole, or not at all.
+"""Writes the files of one copy through a sink's storage: all of them or none.
 
-Theory of operation. A copy's files lie in a folder of its own, ``copy-ID-ATTEMPT``, and mean
-nothing until ``_manifest.json`` beside it names them. They are staged as a sink's files are, and
-the manifest is written last, over the one that was there at the beginning (`SinkStorage.replace`).
-In a local folder one copy at a time writes, under a lock. In a bucket one of several wins; the
-others fail and remove what they have written. Files of failed copies are removed by the next one.
+Theory of operation. A copy's files are in a folder of their own, ``copy-ID-ATTEMPT``, and are not
+visible until ``_manifest.json`` next to that folder names them. They are staged like a sink's
+files. The manifest is written last, replacing the one that existed at the start
+(`SinkStorage.replace`). In a local folder, a lock admits one copy at a time. In a bucket, one of
+several wins; the others fail and remove what they have written. The next copy removes the files of
+failed copies.
 
-Folders lie below `copy_dir`, wherever ``..`` and symbolic links lead; places in buckets lie at or
-below the URLs in `copy_buckets`. Names that begin with ``_`` are not data to Spark.
+Folders are below `copy_dir`, after ``..`` and symbolic links are resolved. Paths in buckets are at
+or below the URLs in `copy_buckets`. Spark does not treat names that start with ``_`` as data.
 """
 
 from __future__ import annotations
@@ -47,24 +48,24 @@ log = logging.getLogger("penstock.copies")
 
 LOCK: Final = "_lock"
 OWN: Final = re.compile(r"copy-[A-Za-z0-9_-]{1,64}")
-"""Name of a copy's folder."""
+"""Pattern of a copy's folder name."""
 FILE: Final = re.compile(r"\d{5,}\.(parquet|csv|json)|" + re.escape(MANIFEST))
-"""Name of a file in a copy's folder."""
+"""Pattern of the file names in a copy's folder."""
 FILE_BYTES_MAX: Final = PIECE_BYTES * PIECES_MAX
-"""Largest allowed `file_bytes_max` in a bucket: 70 GiB."""
+"""Maximum `file_bytes_max` in a bucket: 70 GiB."""
 COLLECTED_MAX: Final = 10_000
-"""Largest number of files in a failed copy's folder that one copy removes."""
+"""Maximum number of files in a failed copy's folder that one copy removes."""
 
 
 class PublishedCopy(msgspec.Struct, frozen=True):
-    """A finished copy: its manifest, and the path of the manifest."""
+    """A finished copy: its manifest, and the manifest's path."""
 
     manifest: CopyManifest
     path: str
 
 
 class CopyOutput:
-    """Files of one attempt at a copy. `attempt` is unique to it."""
+    """The output files of one attempt at a copy. `attempt` is unique."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class CopyOutput:
     ) -> None:
         self._name = f"copy-{copy}-{attempt}"
         if not copy or OWN.fullmatch(self._name) is None:
-            raise InvalidUsage(f"{copy!r} does not name a copy: letters, digits, - and _ do")
+            raise InvalidUsage(f"invalid copy id {copy!r}: expected letters, digits, - and _")
         self._storage = storage
         self._copy = copy
         self._overwrite = overwrite
@@ -87,27 +88,29 @@ class CopyOutput:
         self._staging = storage.staging(self._name)
         self._files: OutputFiles | None = None
         self._replaced: FetchedObject | None = None
-        """Manifest that was there at the beginning."""
+        """Manifest that existed at the start; None if there was none."""
         self._begun = False
+        """True once `begin` was called, so that `close` has something to clean up."""
 
     async def run(self, function: Callable[[], R]) -> R:
         """Run a blocking call that writes.
 
-        If cancelled, it has `GIVE_UP_S` to end: the copy's files are removed next, and no call may
-        create one then.
+        If cancelled, the call has `GIVE_UP_S` to finish. The copy's files are removed next, and no
+        call may create one then.
         """
         try:
             return await run_to_its_end(
                 lambda: self._clock.run_blocking(function), self._storage.stopped
             )
         except TimeoutError:
-            text = f"could not write {self._storage.where}: the store did not answer"
+            text = f"could not write {self._storage.where}: the store did not respond"
             raise StorageError(text, determinate=False) from None
 
     async def begin(self) -> PublishedCopy | None:
         """Prepare to write, or return the finished copy if this copy was written before.
 
-        Raise `InvalidUsage` if the place holds another copy, `ResourceBusy`, `StorageError`.
+        Raises `InvalidUsage` if the destination contains another copy, `ResourceBusy` and
+        `StorageError`.
         """
         self._begun = True
         return await self.run(self._begin)
@@ -119,46 +122,48 @@ class CopyOutput:
         if self._replaced is not None:
             there = self._published(self._replaced)
             old = there.manifest
-            # This or another attempt finished the copy before, and its response was lost.
+            # This or another attempt has finished the copy, and its response was lost.
             if old.copy == self._copy:
                 return there
             if not self._overwrite:
                 raise InvalidUsage(
-                    f"{self._storage.where} holds a copy of {old.object} at {old.as_of} already: "
-                    "choose another folder, or overwrite"
+                    f"{self._storage.where} already contains a copy of {old.object} at "
+                    f"{old.as_of}: choose another folder, or overwrite"
                 )
-            # An overwritten copy stays readable until the new manifest is published.
+            # A copy that is overwritten stays readable until the new manifest is published.
             kept = {Path(file.path).parts[0] for file in old.files}
-        # At once, since a failed copy may have filled the disk. Without a lock only `publish` can
-        # tell which copies have failed.
+        # Remove them now, because a failed copy may have filled the disk. Without a lock, only
+        # `publish` knows which copies have failed.
         if locked:
             self._remove(self._of_others(kept))
         self._storage.begin(self._name)
         return None
 
     def open(self, schema: pa.Schema, export: CopyToExport) -> OutputFiles:
-        """Return the writer of the copy's files; its calls block."""
+        """Return the writer of the copy's files. Its calls block."""
         place = self._staging.files(f"{self._name}/")
         self._files = OutputFiles(place, schema, export.format, export.file_bytes_max)
         return self._files
 
     async def publish(self, manifest: CopyManifest) -> PublishedCopy:
-        """Put the manifest in its place; return the one that is there at the end: this one, or that
-        of another attempt at this copy. Raise `InvalidUsage` if another copy was published
-        meanwhile, and `StorageError`."""
-        # Listed before the manifest is written: a copy that wrote files by then expects an older
-        # manifest and can never publish, so its files are safe to remove. (If somebody deletes the
-        # manifest by hand meanwhile, such a copy may publish without its files.)
+        """Publish the manifest and return the one that is in place then: this one, or that of
+        another attempt at this copy.
+
+        Raises `InvalidUsage` if another copy was published meanwhile, and `StorageError`.
+        """
+        # Listed before the manifest is written: a copy that has written files by now expects an
+        # older manifest and can never publish, so its files are safe to remove. (If somebody
+        # deletes the manifest manually in between, such a copy may publish without its files.)
         try:
             others = await self.run(self._of_others)
         except StorageError as error:
-            # The copy does not fail by this: the next one finds these files.
-            log.warning("copy %s: what others left is not known: %s", self._copy, error)
+            # The copy itself does not fail; the next one finds these files.
+            log.warning("copy %s: could not list the files of failed copies: %s", self._copy, error)
             others = {}
         there = await self._commit(manifest)
         if there.manifest == manifest:
             self._staging.committed()
-            # After the manifest: until then a reader may use the overwritten copy.
+            # After the manifest: until then, readers may use the copy that is overwritten.
             with anyio.move_on_after(GIVE_UP_S):
                 await self._collect(others)
         return there
@@ -178,21 +183,21 @@ class CopyOutput:
                     # The manifest may still appear, and names the files, so they stay.
                     self._staging.committed()
                     raise StorageError(
-                        f"could not write {self._storage.where}/{MANIFEST}: it may be there, or "
-                        "come to be, and its files are; look",
+                        f"could not write {self._storage.where}/{MANIFEST}: it may or may not "
+                        "have been written, and the files stay: check whether it exists",
                         determinate=False,
                     ) from error
         there = None if found is None else self._published(found)
         if there is None or there.manifest.copy != self._copy:
             raise InvalidUsage(
                 f"another copy was written to {self._storage.where} meanwhile: choose another "
-                "place, or overwrite it"
+                "destination, or overwrite it"
             )
         return there
 
     def _replace(self, data: bytes) -> FetchedObject | None:
-        """Write the manifest; return the one in place."""
-        # The temporary file lies in the copy's own folder, which goes if the process dies.
+        """Write the manifest; return the one that is in place then."""
+        # The temporary file is in the copy's own folder, which is removed if the process dies.
         own = f"{self._name}/{MANIFEST}"
         if self._storage.replace(MANIFEST, data, self._replaced, own):
             return FetchedObject(data, ObjectVersion(None, None))
@@ -208,7 +213,7 @@ class CopyOutput:
         for folder in self._storage.folders():
             if OWN.fullmatch(folder) and folder != self._name and folder not in kept:
                 names = self._storage.files(folder, COLLECTED_MAX)
-                # A foreign file stays, and its folder, too.
+                # A file that is not from a copy stays, and so does its folder.
                 found[folder] = [name for name in names if FILE.fullmatch(name)]
         return found
 
@@ -217,21 +222,24 @@ class CopyOutput:
             self._storage.remove(folder, names)
 
     async def _collect(self, others: Mapping[str, list[str]]) -> None:
-        """Remove files of failed and overwritten copies; the next copy removes the rest."""
+        """Remove the files of failed and overwritten copies. The next copy removes the rest."""
         try:
             await self.run(lambda: self._remove(others))
         except StorageError as error:
-            log.warning("copy %s: what others left was not removed: %s", self._copy, error)
+            log.warning(
+                "copy %s: could not remove the files of failed copies: %s", self._copy, error
+            )
 
     async def close(self) -> None:
-        """Remove the files unless they are published, and unlock. Raise `StorageError`."""
+        """Remove the files unless they are published, and release the lock. Raises
+        `StorageError`."""
         if not self._begun:
             return
         try:
             with anyio.fail_after(GIVE_UP_S):
                 await self._clock.run_blocking(self._close)
         except TimeoutError:
-            text = f"could not remove {self._storage.where}/{self._name}: the store did not answer"
+            text = f"could not remove {self._storage.where}/{self._name}: the store did not respond"
             raise StorageError(text, determinate=False) from None
 
     def _close(self) -> None:
@@ -246,14 +254,12 @@ class CopyOutput:
 
 
 OpenOutput: TypeAlias = Callable[[CopyToExport, ObjectId], CopyOutput]
-"""Opens the output of a copy, on a thread. Raises `InvalidUsage`."""
+"""Opens the output of a copy, in a thread. Raises `InvalidUsage`."""
 
 
 def check_copy(export: CopyToExport) -> None:
-    """Raise `InvalidUsage` for errors that can be seen before the copy begins.
-
-    These are columns that the format cannot hold, files too small or too large, and a destination
-    of an unknown kind.
+    """Raise `InvalidUsage` for errors that can be detected before the copy starts: columns that the
+    format cannot represent, files that are too small or too large, and an unsupported destination.
     """
     check_format(export.schema, export)
     if not is_bucket(export.destination):
@@ -262,18 +268,20 @@ def check_copy(export: CopyToExport) -> None:
     bucket_path(export.destination)
     if export.file_bytes_max > FILE_BYTES_MAX:
         raise InvalidUsage(
-            f"file_bytes_max = {export.file_bytes_max}: in a bucket it may be {FILE_BYTES_MAX}"
+            f"invalid file_bytes_max {export.file_bytes_max}: the limit in a bucket is "
+            f"{FILE_BYTES_MAX}"
         )
 
 
 def copy_storage(destination: str, settings: Settings, spool: Path) -> SinkStorage:
-    """Return the storage that a copy's destination names. Raise `InvalidUsage`."""
+    """Return the storage of a copy's destination. Raises `InvalidUsage`."""
     folder = settings.copy_dir or str(Path(settings.state_dir) / "copies")
     return open_storage(destination, "copy", folder, settings.copy_buckets, spool, settings)
 
 
 def output_opener(settings: Settings, clock: ActorClock, spool: Path, attempt: str) -> OpenOutput:
-    """Return the function that opens copies' outputs. `attempt` names no other attempt."""
+    """Return the function that opens outputs of copies. `attempt` must be unique to this
+    attempt."""
 
     def open_output(export: CopyToExport, copy: ObjectId) -> CopyOutput:
         storage = copy_storage(export.destination, settings, spool)

@@ -1,19 +1,19 @@
-"""A Delta Lake table in a folder or a bucket: an object's changes, or its current contents.
+"""Writes a Delta Lake table in a folder or bucket: an object's changes, or its current contents.
 
-Theory of operation. Data files are written and made durable first; then one commit of the table
-names them, and records the upper as an application transaction of the sink's id. So rows and upper
-become visible together.
+Theory of operation. Data files are written and made durable first. Then one commit of the table
+names them, and records the upper as an application transaction with the sink's id. So rows and
+upper become visible together.
 
 `changes`: each batch appends its updates, one row each, with `_time` and `_diff`. `current`: the
-table equals the object's contents as of its upper; files with rows to be deleted are rewritten
-without them (`delta_rewrite`).
+table equals the object's contents as of its upper; files that contain rows to be deleted are
+rewritten without them (`delta_rewrite`).
 
 Writers. `open` increments a second application transaction, the writer's number (a fencing token),
-which each commit repeats. A writer that finds a commit of the sink with another number is
+which each commit repeats. A writer that finds a commit of the sink with another number gets
 `WriterFenced`.
 
-Not done here: OPTIMIZE and VACUUM of a table of changes (a table of contents is vacuumed here), and
-table properties. The library writes checkpoints and cleans up the log.
+The sink does not run OPTIMIZE or set table properties. It runs VACUUM only on tables of current
+contents. The library writes checkpoints and cleans up the log.
 """
 
 from __future__ import annotations
@@ -54,74 +54,84 @@ from actors.connectors.sinks.delta_log import WRITER, DeltaCommit, check_others,
 log = logging.getLogger("penstock.sinks")
 
 _ATTEMPTS_MAX: Final = 20
-"""Attempts of one commit, while others commit before it."""
+"""Attempts of one commit while others commit first."""
 _VACUUM_MS: Final = 3_600_000
 _LOG: Final = "_delta_log"
 
 
 class DeltaConfig(msgspec.Struct, frozen=True, tag="delta", tag_field="kind"):
-    """A table in `folder`: below `sink_dir`, or a URL at or below one of `sink_buckets`."""
+    """Configuration: a table in `folder`, which is below `sink_dir`, or a URL at or below one of
+    `sink_buckets`."""
 
     folder: str
     mode: Literal["changes", "current"] = "changes"
     retain_hours: int = 168
-    """Time that files stay in a `current` table which no longer names them, for readers of old
+    """Hours for which a `current` table keeps files that it no longer names, for readers of old
     versions."""
     creation: str = ""
-    """Tells this sink from an earlier one of the same id; set when it is created."""
+    """Distinguishes this sink from an earlier one with the same id. Set when the sink is
+    created."""
 
 
 class DeltaSink:
-    """Writes one table. See `SinkConnector`."""
+    """Writes one Delta table; implements `SinkConnector`."""
 
     once = False
 
     def __init__(
         self,
         config: DeltaConfig,
-        outlet: SinkStorage,
+        storage: SinkStorage,
         sink: ObjectId,
         token: str,
         settings: Settings,
         clock: ActorClock,
     ) -> None:
-        """Make a sink. `token`: a unique name of this writer, in the names of its files."""
+        """Make a sink. `token` is a unique name of this writer, used in the names of its files."""
         self._contents = config.mode == "current"
         self._retain_hours = config.retain_hours
-        self._outlet = outlet
-        self._where = outlet.where
+        self._storage = storage
+        self._where = storage.where
         self._application = f"penstock/{sink}/{config.creation}"
         self._writers = f"{self._application}/writer"
         self._clock = clock
-        what = f"Delta table {outlet.where}"
-        self._threads = SinkThreads(clock, settings.sink_deadline_ms, what, private=outlet.private)
+        what = f"Delta table {storage.where}"
+        self._threads = SinkThreads(clock, settings.sink_deadline_ms, what, private=storage.private)
         self._token = token
-        self._staging = outlet.staging(token)
+        self._staging = storage.staging(token)
         self._table: DeltaTable
+        # Latest known version of the table, and the number of this writer; set by `open` and
+        # commits.
         self._version = -1
         self._writer = 0
         self._upper: Frontier | None = None
+        """Durable upper; None if nothing was committed yet."""
         self._shape: pa.Schema
         self._rewrites: FileRewrites
         self._files: OutputFiles | None = None
+        """Files of the current batch; None before its first piece."""
         self._vacuumed_ms = clock.monotonic_ms()
+        """Monotonic time of the last vacuum."""
         self._counts = SinkStatistics()
 
     @property
     def keeps_times(self) -> bool:
-        """Return True for changes, False for contents."""
+        """Return True for `changes`, False for `current`."""
         return not self._contents
 
     def statistics(self) -> SinkStatistics:
-        """See `SinkConnector`."""
+        """Return the counters since `open`."""
         return self._counts
 
     # -- open -------------------------------------------------------------------------------------
 
     async def check(self, schema: TableSchema) -> None:
-        """See `SinkConnector`."""
+        """Check the columns, and that the folder is empty or contains this sink's table.
+
+        Raises `InvalidUsage` and `SourceUnreachable`.
+        """
         self._check_columns(schema)
-        await self._threads.run(self._check, "look at the table")
+        await self._threads.run(self._check, "check the table")
 
     def _check_columns(self, schema: TableSchema) -> None:
         check_columns(schema, "a Delta table", changes=not self._contents)
@@ -129,53 +139,55 @@ class DeltaSink:
         self._rewrites = FileRewrites(self._staging, schema)
 
     def _check(self) -> bool:
-        """Return whether the table exists. Raises `InvalidUsage` if the place holds anything
+        """Return whether the table exists. Raises `InvalidUsage` if the folder contains anything
         else."""
         _library()
-        # The library's own look at a bucket (`is_deltatable`) holds the interpreter's lock.
-        if not self._outlet.numbered(_LOG):
-            other = self._outlet.other_than(_LOG)
+        # The library's own check of a bucket (`is_deltatable`) holds the GIL.
+        if not self._storage.numbered(_LOG):
+            other = self._storage.other_than(_LOG)
             if other is not None:
                 raise InvalidUsage(
-                    f"{self._where} is no Delta table and holds other files ({other}): "
+                    f"{self._where} is not a Delta table and contains other files ({other}): "
                     "choose another folder"
                 )
             return False
         table = self._load()
         if table.transaction_version(self._writers) is None:
             raise InvalidUsage(
-                f"{self._where} holds a Delta table that this sink has not made: choose another "
-                "folder"
+                f"{self._where} contains a Delta table that this sink did not create: choose "
+                "another folder"
             )
         self._check_table(table)
         return True
 
     async def open(self, schema: TableSchema) -> Frontier | None:
-        """See `SinkConnector`."""
+        """Create or load the table, fence earlier writers, and return the durable upper.
+
+        Raises `SourceUnreachable`, `InvalidUsage` and `WriterFenced`.
+        """
         self._check_columns(schema)
         await self._threads.run(self._begin, "open the table")
         await self._threads.run(
-            # Safe only now: with the new number in the log no earlier writer can commit its files
-            # any more.
+            # Only safe now: with the new number in the log, no earlier writer can commit its files.
             lambda: self._staging.remove_orphans(self._upper),
-            "remove what was not committed",
+            "remove uncommitted files",
         )
         return self._upper
 
     def _begin(self) -> None:
         library = _library()
         if not self._check():
-            self._outlet.begin("")
-            # Another writer may have created it: `_check` below accepts only a table of this sink.
+            self._storage.begin("")
+            # Another writer may have created it; `_check` below accepts only a table of this sink.
             with suppress(library.exceptions.DeltaError):
                 library.DeltaTable.create(
                     self._where,
                     self._shape,
                     mode="error",
-                    storage_options=self._outlet.options,
+                    storage_options=self._storage.options,
                     commit_properties=self._properties([(self._writers, 0)]),
                 )
-                self._outlet.sync(_entry(0))
+                self._storage.sync(_entry(0))
             self._check()
         for _ in range(_ATTEMPTS_MAX):
             self._table = table = self._load()
@@ -188,14 +200,14 @@ class DeltaSink:
             if self._transact([], [(self._writers, self._writer)]):
                 return
         raise SourceUnreachable(
-            f"{self._where}: others committed {_ATTEMPTS_MAX} times while it was opened"
+            f"{self._where}: others committed {_ATTEMPTS_MAX} times while it was being opened"
         )
 
     def _load(self) -> DeltaTable:
         library = _library()
         try:
             table: DeltaTable = library.DeltaTable(
-                self._where, storage_options=self._outlet.options
+                self._where, storage_options=self._storage.options
             )
         except (library.exceptions.DeltaError, OSError) as error:
             raise self._error("read its log", error, determinate=True) from None
@@ -226,7 +238,7 @@ class DeltaSink:
         )
 
     def _expected(self) -> pa.Schema:
-        """Return our columns, in the types that the library reports."""
+        """Return the sink's columns with the types that the library reports."""
         library = _library()
         arro = library.Schema.from_arrow(self._shape).to_arrow()
         return pa.schema(arro)
@@ -234,7 +246,7 @@ class DeltaSink:
     # -- the log ----------------------------------------------------------------------------------
 
     def _commit_of(self, version: int) -> DeltaCommit | None:
-        lines = self._outlet.read(_entry(version))
+        lines = self._storage.read(_entry(version))
         return None if lines is None else parsed(version, lines.data)
 
     def _ours(self, commit: DeltaCommit) -> bool:
@@ -242,15 +254,15 @@ class DeltaSink:
         return bool(names & {self._application, self._writers})
 
     def _since_ours(self) -> list[DeltaCommit]:
-        """Return the commits of others since the last one of this sink."""
+        """Return the commits of others since the last one of this sink, newest first."""
         found: list[DeltaCommit] = []
         for version in range(self._version, -1, -1):
             commit = self._commit_of(version)
             if commit is None:
                 raise InvalidUsage(
-                    f"{self._where}: its log was cleaned up past the sink's last commit, so that "
-                    "nobody can tell what others did since: drop the sink, remove the table, and "
-                    "create the sink anew"
+                    f"{self._where}: its log no longer contains the sink's last commit, so changes "
+                    "by others since then are unknown: drop the sink, remove the table, and "
+                    "create the sink again"
                 )
             if self._ours(commit):
                 break
@@ -260,8 +272,8 @@ class DeltaSink:
     def _properties(self, transactions: list[tuple[str, int]]) -> Any:
         library = _library()
         return library.CommitProperties(
-            # No retries by the library: a conflict is examined here first. In a folder the library
-            # commits by a link, in a bucket by a conditional request, so that it never replaces a
+            # No retries by the library: conflicts are examined here first. The library commits with
+            # a link in a folder and with a conditional request in a bucket, so it never replaces a
             # version.
             max_commit_retries=0,
             custom_metadata={WRITER: self._token},
@@ -269,8 +281,11 @@ class DeltaSink:
         )
 
     def _transact(self, actions: list[Any], transactions: list[tuple[str, int]]) -> bool:
-        """Commit the version after the known one. Return False if others committed it: theirs is
-        then known, and harmless. Raises `WriterFenced`, `InvalidUsage`, `StorageError`."""
+        """Commit the version after the latest known one. Return False if others committed it and
+        their commits do not conflict; the table is then at their version.
+
+        Raises `WriterFenced`, `InvalidUsage` and `StorageError`.
+        """
         library = _library()
         failure: Exception | None = None
         try:
@@ -281,7 +296,7 @@ class DeltaSink:
                 commit_properties=self._properties(transactions),
             )
         except (library.exceptions.DeltaError, OSError, ValueError) as error:
-            failure = error  # indeterminate: the log tells whether it happened
+            failure = error  # indeterminate: the log shows whether it happened
         before = self._version
         self._refresh()
         self._version = self._table.version()
@@ -291,10 +306,11 @@ class DeltaSink:
         for commit in new:
             if commit is None:
                 raise StorageError(
-                    f"versions after {before} of the table's log are gone", determinate=False
+                    f"versions after {before} are missing from the table's log", determinate=False
                 )
             found = {(each.app_id, each.version) for each in commit.transactions}
-            # The token and the transactions identify our own commit, whatever the call raised.
+            # The token and the transactions identify our own commit, whatever error the call
+            # raised.
             if commit.writer == self._token and found == set(transactions):
                 done = True
                 self._staging.committed()
@@ -307,7 +323,7 @@ class DeltaSink:
             elif not done:
                 others.append(commit)
         if done:
-            self._outlet.sync(_entry(self._version))
+            self._storage.sync(_entry(self._version))
             return True
         if not others:
             raise self._error("commit", failure, determinate=False)
@@ -318,7 +334,8 @@ class DeltaSink:
     # -- batches ----------------------------------------------------------------------------------
 
     async def write(self, updates: pa.Table) -> None:
-        """See `SinkConnector`."""
+        """Write a piece of the batch to files. Raises `SourceUnreachable`, and `InvalidUsage` for a
+        value that cannot be written."""
         await self._threads.run(lambda: self._write(updates), "write a piece")
         staged = self._counts.rows_staged + updates.num_rows
         self._counts = msgspec.structs.replace(self._counts, rows_staged=staged)
@@ -340,18 +357,22 @@ class DeltaSink:
         self._files.append(rows)
 
     async def commit(self, lower: Frontier, upper: Frontier) -> None:
-        """See `SinkConnector`."""
+        """Commit the batch and `upper` as one version of the table.
+
+        Raises `SourceUnreachable`, `InvalidUsage` and `WriterFenced`.
+        """
         files, self._files = self._files, None
         try:
             added = [] if files is None else await self._threads.run(files.finish, "write files")
             size = await self._commit(added, upper)
         except (WriterFenced, InvalidUsage):
-            # Removes only files that no commit names: `_transact` calls `committed` for the others.
+            # Only removes files that no commit names; for the others, `_transact` has called
+            # `committed`.
             if not self._threads.given_up:
-                await self._threads.run(self._staging.remove_staged, "remove what it wrote")
+                await self._threads.run(self._staging.remove_staged, "remove uncommitted files")
             raise
         self._upper = upper
-        await self._threads.run(self._rewrites.forget, "remove what it does not need")
+        await self._threads.run(self._rewrites.forget, "remove temporary files")
         self._counts = msgspec.structs.replace(
             self._counts,
             rows_staged=0,
@@ -372,18 +393,19 @@ class DeltaSink:
             if await self._threads.run(partial(self._transact, actions, transactions), "commit"):
                 return sum(action.size for action in actions if isinstance(action, add))
         raise SourceUnreachable(
-            f"{self._where}: others committed {_ATTEMPTS_MAX} times before a batch could be",
-            "let whoever writes so often pause",
+            f"{self._where}: others committed {_ATTEMPTS_MAX} times before a batch could be "
+            "committed",
+            "make the other writers of the table commit less often",
         )
 
     async def _rewritten(self) -> list[Any]:
-        """Return the actions that delete rows, on top of the known version."""
+        """Return the actions that delete rows from the latest known version."""
         there = await self._threads.run(self._listed, "list the table's files")
         done = await self._rewrites.run(there, self._threads, self._upper)
         actions: list[Any] = []
         library, now = _library(), self._clock.now_ms()
         for file in done.removed:
-            # Moved rows are no data change: readers of the table's changes skip such files.
+            # Moving rows is not a data change: readers of the table's changes skip such files.
             moved = file.path in done.moved
             actions.append(library.RemoveAction(file.path, not moved, now, file.bytes))
         for written in done.added:
@@ -417,7 +439,7 @@ class DeltaSink:
             return stats_of(source, file.rows)
 
     async def _vacuum(self) -> None:
-        """Remove files that a table of contents no longer names, now and then."""
+        """Occasionally remove files that a table of current contents no longer names."""
         now = self._clock.monotonic_ms()
         if not self._contents or now - self._vacuumed_ms < _VACUUM_MS:
             return
@@ -432,12 +454,14 @@ class DeltaSink:
                     enforce_retention_duration=False,
                 )
             except (library.exceptions.DeltaError, OSError) as error:
-                log.warning("%s was not vacuumed: %s", self._where, self._threads.error_text(error))
+                log.warning(
+                    "%s could not be vacuumed: %s", self._where, self._threads.error_text(error)
+                )
 
         await self._threads.run(vacuum, "vacuum the table")
 
     async def close(self) -> None:
-        """See `SinkConnector`. Uncommitted files are removed by the next `open`."""
+        """Release all resources. The next `open` removes uncommitted files."""
         files, self._files = self._files, None
         if not self._threads.given_up:
             if files is not None:
@@ -447,26 +471,27 @@ class DeltaSink:
 
 
 def _entry(version: int) -> str:
-    """Return the path of a version in the log, below the table's place."""
+    """Return the path of a version in the log, relative to the table's folder."""
     return f"{_LOG}/{version:020d}.json"
 
 
 def _library() -> Any:
-    """Return the `deltalake` package, with names of its modules. Raises `InvalidUsage`."""
+    """Import the `deltalake` package with the modules used here. Raises `InvalidUsage` if it is not
+    installed."""
     try:
         import deltalake
         import deltalake.exceptions
         import deltalake.transaction
     except ImportError:
         raise InvalidUsage(
-            "Delta Lake tables need the package deltalake, which is not installed: "
-            "pip install 'penstock-views[delta]'"
+            "a sink of kind delta needs the package deltalake, which is not installed: pip "
+            "install 'penstock-views[delta]'"
         ) from None
     return _Library(deltalake)
 
 
 class _Library:
-    """Names of the library and of its modules."""
+    """The `deltalake` library together with names from its modules."""
 
     def __init__(self, library: Any) -> None:
         self._library = library

@@ -1,10 +1,10 @@
-"""Parses the log of a Delta table, and checks commits of others. Pure.
+"""Parses the log of a Delta table, and checks commits of other writers. Pure.
 
-A commit is a file of the log, an action a line. Commits that only move rows between files
-(OPTIMIZE), remove unused files (VACUUM), or set properties are harmless to any sink. One that
-changes data is harmless to a sink that only appends, and an error for one that keeps the table
-equal to an object's contents. One with a transaction of our application id is another writer of
-this very sink.
+A commit is a file of the log, with one action per line. Commits that only move rows between files
+(OPTIMIZE), remove unused files (VACUUM) or set properties never conflict with a sink. A commit that
+changes data does not conflict with a sink that only appends, but is an error for one that keeps the
+table equal to an object's contents. A commit with a transaction of our application id comes from
+another writer of the same sink.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FEATURES: Final = frozenset(
         "vacuumProtocolCheck",
     }
 )
-"""Table features that ask nothing of a writer; of constraints only when there are none."""
+"""Table features that require nothing from a writer (constraints only if there are none)."""
 
 
 WRITER: Final = "penstockWriter"
@@ -36,19 +36,21 @@ WRITER: Final = "penstockWriter"
 
 
 class SetTransaction(msgspec.Struct, frozen=True, rename="camel"):
-    """An application's transaction."""
+    """A transaction identifier of an application."""
 
     app_id: str
     version: int
 
 
 class _DataFile(msgspec.Struct, frozen=True, rename="camel"):
+    """The file of an add or remove action."""
+
     path: str
     data_change: bool = True
 
 
 class _Action(msgspec.Struct, frozen=True, rename="camel"):
-    """One line; unknown kinds are ignored."""
+    """One line of a log file. Unknown kinds are ignored."""
 
     commit_info: dict[str, Any] | None = None
     txn: SetTransaction | None = None
@@ -59,14 +61,14 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeltaCommit(msgspec.Struct, frozen=True):
-    """One version of the table."""
+    """One version of the table, as far as sinks need it."""
 
     version: int
     operation: str
     transactions: tuple[SetTransaction, ...]
     changes_data: bool
     writer: str = ""
-    """`WRITER` of the commit's metadata."""
+    """The writer's token in the commit's metadata; "" if there is none."""
 
 
 def parsed(version: int, lines: bytes) -> DeltaCommit:
@@ -79,7 +81,7 @@ def parsed(version: int, lines: bytes) -> DeltaCommit:
             action = msgspec.json.decode(line, type=_Action)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidUsage(
-                f"version {version} of the table's log cannot be read: {error}"
+                f"cannot read version {version} of the table's log: {error}"
             ) from None
         if action.commit_info is not None:
             operation = str(action.commit_info.get("operation", "?"))
@@ -92,15 +94,17 @@ def parsed(version: int, lines: bytes) -> DeltaCommit:
 
 
 def check_others(commits: Iterable[DeltaCommit], where: str, *, contents: bool) -> None:
-    """Raise `InvalidUsage` for commits of others that conflict with this sink. `contents`: the
-    table must equal an object's contents."""
+    """Raise `InvalidUsage` for commits of others that conflict with this sink.
+
+    `contents` means that the table must equal an object's contents.
+    """
     for commit in commits:
         if contents and commit.changes_data:
             raise InvalidUsage(
-                f"{where} was changed by another: version {commit.version} "
-                f"({commit.operation}) changes its rows, so that it is no longer what the sink "
-                "keeps there. Drop the sink, remove the table, and create the sink anew (or one "
-                "of changes, beside which others may write)"
+                f"{where} was changed by another writer: version {commit.version} "
+                f"({commit.operation}) changes its rows, so it no longer equals the object's "
+                "contents. Drop the sink, remove the table, and create the sink again (or create "
+                "one with mode changes, which allows other writers)"
             )
 
 
@@ -114,8 +118,8 @@ def check_table(
     *,
     contents: bool,
 ) -> None:
-    """Raise `InvalidUsage` when this sink can no longer write the table. `columns`, `wanted`: name
-    → type as text."""
+    """Raise `InvalidUsage` if this sink cannot write to the table. `columns` and `wanted` map
+    column names to types."""
     wrong: list[str] = []
     if dict(columns) != dict(wanted):
         wrong.append(f"its columns are {_listed(columns)}, not {_listed(wanted)}")
@@ -125,17 +129,19 @@ def check_table(
     if configuration.get("delta.columnMapping.mode", "none") != "none":
         wrong.append("it maps column names")
     if contents and configuration.get("delta.appendOnly", "false") == "true":
-        wrong.append("it is append-only (delta.appendOnly), and rows must be removed from it")
+        wrong.append("it is append-only (delta.appendOnly), but rows must be removed from it")
     constraints = sorted(key for key in configuration if key.startswith("delta.constraints."))
     if constraints:
         wrong.append(f"it has constraints ({', '.join(constraints)}), which the sink cannot check")
     unknown = sorted(set(features) - FEATURES)
     if unknown:
-        wrong.append(f"it needs {', '.join(unknown)} of its writers, which the sink has not")
+        wrong.append(
+            f"it requires writer features that the sink does not support ({', '.join(unknown)})"
+        )
     if wrong:
         raise InvalidUsage(
-            f"{where} does not fit the sink: {'; '.join(wrong)}. Undo that, or give the sink "
-            "another folder"
+            f"{where} does not fit the sink: {'; '.join(wrong)}. Undo that, or use another folder "
+            "for the sink"
         )
 
 

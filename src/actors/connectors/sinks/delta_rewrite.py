@@ -1,9 +1,10 @@
-"""Deletes rows from a Delta table of contents: rewrites the files that hold them, without them.
+"""Deletes rows from a Delta table of current contents by rewriting the files that contain them.
 
-A file is read twice: first only the columns that tell rows apart (the primary key, or all), and
-when one of the rows may be there, all of it. Files whose bounds exclude the rows are not read. Rows
-are compared bit by bit, NULL is NULL, and of a row with five copies of which two are deleted three
-stay (`subtract`): MERGE of a Delta engine, which compares by ``=``, can promise neither.
+A file is read twice: first only the columns that identify rows (the primary key, or all columns),
+and then completely if one of the rows may be in it. Files whose bounds exclude the rows are not
+read. Rows are compared bit by bit, and NULL equals NULL. If two of five copies of a row are
+deleted, three remain (`subtract`). MERGE of a Delta engine, which compares with ``=``, guarantees
+neither.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class SubtractedRows(msgspec.Struct, frozen=True, gc=False):
 
 
 def match_candidates(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> pa.ChunkedArray:
-    """Return which rows could be among `deletes`, by each of these columns alone. Columns whose
-    values cannot be compared are ignored."""
+    """Return a mask of the rows that could be among `deletes`, judging by each of these columns
+    separately. Columns whose values cannot be compared are ignored."""
     mask = pa.chunked_array([pa.repeat(pa.scalar(True), rows.num_rows)], pa.bool_())
     for name in names:
         kind = rows.schema.field(name).type
@@ -52,9 +53,12 @@ def match_candidates(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) ->
 
 
 def subtract(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> SubtractedRows:
-    """Subtract `deletes` (the columns, `DIFF` < 0, distinct rows) from `rows` (the same columns).
-    `names`: columns that tell most rows apart, by which candidates are chosen."""
-    # Only candidates are consolidated; most rows are none.
+    """Subtract `deletes` (the columns and `DIFF` < 0, distinct rows) from `rows` (the same
+    columns).
+
+    `names` are columns that distinguish most rows; they are used to find candidates.
+    """
+    # Only candidates are consolidated; most rows are not candidates.
     mask = match_candidates(rows, deletes, names)
     found = rows.filter(mask)
     if not found.num_rows:
@@ -80,16 +84,16 @@ def subtract(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> Subtrac
 
 _ROWS_AT_ONCE: Final = 65_536
 HELD_BYTES_MAX = 32 << 20
-"""Rows that leave the table and are held in memory, beyond which they go to files."""
+"""Maximum size of deleted rows in memory; more are written to files."""
 SMALL_FILES_MAX = 16
-"""Number of small files beyond which they are joined."""
+"""Number of small files above which they are merged."""
 _SMALL_BYTES: Final = FILE_BYTES_TARGET // 4
 _WHOLE: Final = frozenset({"INT32", "INT64"})
 _PLAIN: Final = frozenset({"NONE", "INT"})
 
 
 class TableFile(msgspec.Struct, frozen=True):
-    """A file that the table names; `bounds`: column → (least, greatest) of whole numbers."""
+    """A file that the table names. `bounds` maps integer columns to (minimum, maximum)."""
 
     path: str
     bytes: int
@@ -97,7 +101,7 @@ class TableFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> TableFile:
-        """Return the file of one of the library's add actions."""
+        """Return the file in one of the library's add actions."""
         bounds = {}
         for name, low in row.items():
             if name.startswith("min.") and isinstance(low, int):
@@ -108,8 +112,8 @@ class TableFile(msgspec.Struct, frozen=True):
 
 
 class RewrittenFiles(msgspec.Struct, frozen=True):
-    """Changes of the table's files; `moved`: paths, old and new, whose rows only change their
-    place."""
+    """Changes of the table's files. `moved` are the paths, old and new, of files whose rows only
+    change their place."""
 
     removed: tuple[TableFile, ...] = ()
     added: tuple[WrittenFile, ...] = ()
@@ -117,28 +121,31 @@ class RewrittenFiles(msgspec.Struct, frozen=True):
 
 
 class FileRewrites:
-    """The rows that one batch deletes."""
+    """Rewrites files without the rows that one batch deletes."""
 
     def __init__(self, staging: SinkStaging, schema: TableSchema) -> None:
         self._staging = staging
         self._shape = schema.arrow()
         self._names = schema.key or schema.names
+        # Rows to delete in memory, and their size.
         self._held: list[pa.Table] = []
         self._held_bytes = 0
         self._spilled: list[str] = []
+        """Files with further rows to delete."""
         self._made: list[str] = []
-        """Files of an attempt that may be repeated."""
+        """Files made by the last attempt, which are removed if it is repeated."""
 
     def remove(self, updates: pa.Table, upper: Frontier | None) -> None:
-        """Add rows to delete: `DIFF` < 0. Blocking."""
+        """Add rows to delete, with `DIFF` < 0. Blocking."""
         if not updates.num_rows:
             return
         self._held.append(updates.select([*self._shape.names, DIFF]))
         self._held_bytes += updates.nbytes
-        # Kept until the commit: another attempt needs them when others moved rows between files.
+        # Kept until the commit, because another attempt needs them if others moved rows between
+        # files.
         if self._held_bytes > HELD_BYTES_MAX:
             place = self._staging.place(upper, "_")
-            with as_storage_errors("write rows that go"):
+            with as_storage_errors("write deleted rows"):
                 file = place.create("rows.parquet")
                 pq.write_table(pa.concat_tables(self._held), file)
                 place.seal(file)
@@ -146,7 +153,7 @@ class FileRewrites:
             self._held, self._held_bytes = [], 0
 
     def forget(self) -> None:
-        """Drop the rows after the commit. Blocking."""
+        """Drop the rows to delete, after the commit. Blocking."""
         for name in self._spilled:
             self._staging.remove(name)
         self._held, self._held_bytes, self._spilled, self._made = [], 0, [], []
@@ -165,16 +172,18 @@ class FileRewrites:
     async def run(
         self, files: list[TableFile], threads: SinkThreads, upper: Frontier | None
     ) -> RewrittenFiles:
-        """Rewrite files, given the table's current ones; remove those of an earlier attempt. Raises
-        `InvalidUsage` when rows to delete are not there, `SourceUnreachable`."""
+        """Rewrite the table's current `files`, and remove the files of an earlier attempt.
+
+        Raises `InvalidUsage` if rows to delete are missing from the table, and `SourceUnreachable`.
+        """
         for name in self._made:
             await threads.run(partial(self._staging.remove, name), "remove files")
         self._made = []
         there = {file.path: file for file in files}
         made: dict[str, WrittenFile] = {}
         for index in range(len(self._spilled) + 1):
-            left = await threads.run(partial(self._chunk, index), "read rows that go")
-            # Files written for earlier chunks may hold rows of this chunk, too.
+            left = await threads.run(partial(self._chunk, index), "read deleted rows")
+            # Files written for earlier chunks may contain rows of this chunk, too.
             for file in [*files, *(_table_file(each) for each in made.values())]:
                 if not left.num_rows:
                     break
@@ -196,10 +205,10 @@ class FileRewrites:
                 made |= {each.path: each for each in written}
             if left.num_rows:
                 raise InvalidUsage(
-                    f"the table lacks {-(pc.sum(left[DIFF]).as_py())} rows that are to be removed "
-                    f"from it, such as {left.slice(0, 1).drop_columns([DIFF]).to_pylist()[0]}: it "
-                    "is not what the sink keeps there. Drop the sink, remove the table, and "
-                    "create the sink anew"
+                    f"the table lacks {-(pc.sum(left[DIFF]).as_py())} rows that are to be deleted, "
+                    f"such as {left.slice(0, 1).drop_columns([DIFF]).to_pylist()[0]}: it does not "
+                    "equal the object's contents. Drop the sink, remove the table, and create the "
+                    "sink again"
                 )
         removed = [file for file in files if file.path not in there]
         moved, gathered = await self._gather(list(there.values()), threads, upper)
@@ -213,10 +222,10 @@ class FileRewrites:
     def _without(
         self, file: TableFile, deletes: pa.Table, upper: Frontier | None
     ) -> tuple[list[WrittenFile], pa.Table] | None:
-        """Return the file rewritten without the rows, and the rows that it did not hold; None: it
-        holds none. Blocking."""
+        """Rewrite a file without the rows. Return the new files and the deletes that were not in
+        it; None if it contains none of the rows. Blocking."""
         with self._staging.reading(file.path) as there, pq.ParquetFile(there) as source:
-            # First pass over few columns: most files hold none of the rows.
+            # The first pass reads few columns, because most files contain none of the rows.
             if not any(
                 pc.any(
                     match_candidates(self._read(batch, self._names), deletes, self._names)
@@ -233,7 +242,7 @@ class FileRewrites:
         written = files.finish()
         if taken:
             return written, left
-        # Candidates by single columns only: no row matched, so the file stays.
+        # The candidates matched only in single columns, so the file stays.
         for each in written:
             self._staging.remove(each.path)
         return None
@@ -249,7 +258,7 @@ class FileRewrites:
     async def _gather(
         self, files: list[TableFile], threads: SinkThreads, upper: Frontier | None
     ) -> tuple[list[TableFile], list[WrittenFile]]:
-        """Combine small files when they are many: return them, and the new files."""
+        """Merge small files if there are many. Return the old files and the new ones."""
         small = [file for file in files if file.bytes < _SMALL_BYTES]
         if len(small) <= SMALL_FILES_MAX:
             return [], []
@@ -270,20 +279,20 @@ def _table_file(file: WrittenFile) -> TableFile:
 
 
 def _apart(file: TableFile, deletes: pa.Table) -> bool:
-    """Say whether the file's bounds exclude all of the rows."""
+    """Return whether the file's bounds exclude all of these rows."""
     for name, (low, high) in file.bounds.items():
         if name in deletes.column_names and pa.types.is_integer(deletes.schema.field(name).type):
             column = deletes[name]
             ends = pc.min_max(column).as_py()
-            # A NULL lies in no bounds.
+            # Bounds do not cover NULL.
             if not column.null_count and (ends["max"] < low or ends["min"] > high):
                 return True
     return False
 
 
 def stats_of(file: Any, rows: int) -> str:
-    """Return Delta's statistics of a Parquet file: rows, and the bounds of columns of whole numbers
-    (times of changes, most keys), by which readers skip files."""
+    """Return Delta's statistics of a Parquet file, by which readers skip files: the number of rows,
+    and the bounds of integer columns (times of changes, most keys)."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}

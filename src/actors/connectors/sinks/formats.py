@@ -1,15 +1,15 @@
-"""Writes rows as files: Parquet, CSV and lines of JSON. Blocking.
+"""Writes rows as Parquet, CSV or JSON Lines files. Blocking.
 
-`OutputFiles` takes rows piece by piece and writes them into files of at most about
-`file_bytes_max`, one at a time; it holds a row group (Parquet) or a piece (CSV, JSON) in memory.
-Without rows there is no file.
+`OutputFiles` takes rows piece by piece and writes them to files of at most about `file_bytes_max`,
+one at a time. It keeps one row group (Parquet) or one piece (CSV, JSON) in memory. Without rows it
+writes no file.
 
-Values. *Parquet*: the column's own type. *CSV*: a line of names first, text in quotes (one inside
-is doubled), NULL as nothing (a NULL of a table with one column is therefore an empty line) and an
-empty text as two quotes. *JSON*: an object per line; decimals are numbers with all their digits, a
-map is an object with its keys as text. In both, dates and times are ISO 8601, binary is base64, and
-floats that are not finite are "NaN", "Infinity" or "-Infinity". `sources.copied_files` reads all of
-it back, value by value.
+Values. *Parquet*: the column's own type. *CSV*: a header line; text in quotes (doubled inside);
+NULL as an empty field (so a NULL in a table with one column is an empty line) and empty text as two
+quotes. *JSON*: one object per line; decimals are numbers with all their digits, and a map is an
+object with its keys as text. In both, dates and times are ISO 8601, binary is base64, and
+non-finite floats are "NaN", "Infinity" or "-Infinity". `sources.copied_files` reads all of it back
+exactly.
 """
 
 from __future__ import annotations
@@ -35,24 +35,23 @@ from actors.model.protocol.compute import CopyToExport
 from actors.runtime.errors import InvalidUsage
 
 FILE_BYTES_TARGET = 64 << 20
-"""Size at which a sink begins a new file."""
+"""Size at which a sink starts a new file."""
 
 # -- external columns ------------------------------------------------------------------------------
 
 
 SINK_TIME_COLUMN: Final = "_time"
-"""bigint: the time of the change, in ms since 1970."""
+"""bigint: the timestamp of the change, in ms since 1970."""
 SINK_DIFF_COLUMN: Final = "_diff"
 """bigint, not 0: number of copies of the row that were inserted (> 0) or deleted (< 0)."""
 _NOT_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
-"""Characters that names in a Delta table without column mapping must not contain, nor names in
-Parquet files for some readers."""
+"""Characters that are not allowed in column names of Delta tables without column mapping, and that
+some readers of Parquet files do not support."""
 
 
 def of_changes(schema: TableSchema) -> pa.Schema:
-    """Return the columns of changes: the object's own, then `SINK_TIME_COLUMN` and
-    `SINK_DIFF_COLUMN`.
-    """
+    """Return the columns of changes: the object's own, followed by `SINK_TIME_COLUMN` and
+    `SINK_DIFF_COLUMN`."""
     return pa.schema(
         [
             *schema.arrow(),
@@ -63,45 +62,46 @@ def of_changes(schema: TableSchema) -> pa.Schema:
 
 
 def check_columns(schema: TableSchema, what: str, *, changes: bool) -> None:
-    """Raise `InvalidUsage` for columns that `what` (``a Delta table``) cannot hold."""
+    """Raise `InvalidUsage` for columns that `what` (such as ``a Delta table``) cannot contain."""
     wrong: list[str] = []
     seen: dict[str, str] = {}
     for column, field in zip(schema.columns, schema.arrow(), strict=True):
         wrong += _wrong_field(field, column.type)
-        # Readers of Delta and Parquet compare names without regard to case.
+        # Column names are case-insensitive for readers of Delta and Parquet.
         folded = column.name.lower()
         if folded in seen:
-            wrong.append(f"{column.name} and {seen[folded]} differ in case only")
+            wrong.append(f"{column.name} and {seen[folded]} differ only in case")
         seen[folded] = column.name
         if changes and folded in (SINK_TIME_COLUMN, SINK_DIFF_COLUMN):
-            wrong.append(f"{column.name}: the sink adds a column of that name itself")
+            wrong.append(f"{column.name}: the sink adds a column with this name")
     if not schema.columns:
-        wrong.append("there is no column")
+        wrong.append("there are no columns")
     if wrong:
         raise InvalidUsage(
-            f"{what} cannot hold these columns: {'; '.join(wrong)}. Make a view that names or "
-            "casts them otherwise, and sink that"
+            f"{what} cannot contain these columns: {'; '.join(wrong)}. Create a view that renames "
+            "or casts them, and sink that"
         )
 
 
 def _wrong_field(field: pa.Field, type_text: str) -> Iterator[str]:
     name = field.name
     if not name or set(name) & _NOT_IN_NAMES:
-        yield f"{name!r}: a name must not be empty, nor hold any of ' ,;{{}}()=' and line ends"
+        yield f"{name!r}: a name must not be empty or contain any of ' ,;{{}}()=' or line breaks"
     yield from _wrong_type(field.type, f"{name} {type_text}")
 
 
 def _wrong_type(kind: pa.DataType, place: str) -> Iterator[str]:
     if pa.types.is_null(kind):
-        yield f"{place}: a column that is always NULL (void) has no type outside"
+        yield f"{place}: a column that is always NULL (void) has no external type"
     elif pa.types.is_struct(kind):
         if not kind.num_fields:
-            yield f"{place}: a struct without fields"
+            yield f"{place}: a struct has no fields"
         names = [kind.field(index).name.lower() for index in range(kind.num_fields)]
         if len(set(names)) < len(names):
-            yield f"{place}: fields that differ in case only"
+            yield f"{place}: fields differ only in case"
         for index in range(kind.num_fields):
-            # Fields of a struct are columns to such readers: the same rules hold for their names.
+            # To such readers, fields of a struct are columns, and the same rules apply to their
+            # names.
             inner = kind.field(index)
             yield from _wrong_field(inner, f"of {place}")
     elif pa.types.is_list(kind):
@@ -112,18 +112,20 @@ def _wrong_type(kind: pa.DataType, place: str) -> Iterator[str]:
 
 
 PIECE_BYTES: Final = 8 << 20
-"""Bytes of rows that are written at once; of Parquet, a row group."""
+"""Size of the pieces in which rows are written; in Parquet, of a row group."""
 YEAR_MAX: Final = 9999
 FILE_BYTES_MIN: Final = 4_096
-"""Least value of `file_bytes_max`."""
+"""Minimum value of `file_bytes_max`."""
 
 
 class OutputLocation(Protocol):
-    """Creates files. Blocking; raises `StorageError`. Names are unique; files are orphans until a
-    manifest or commit names them."""
+    """Creates files. Blocking; raises `StorageError`.
+
+    Names are unique. A file is an orphan until a manifest or a commit names it.
+    """
 
     def create(self, name: str) -> IO[bytes]:
-        """Open a new file, which is valid once it was sealed."""
+        """Open a new file. It is valid once it is sealed."""
         ...
 
     def seal(self, file: IO[bytes]) -> None:
@@ -131,21 +133,23 @@ class OutputLocation(Protocol):
         ...
 
     def path(self, name: str) -> str:
-        """Return the file's path as the manifest names it."""
+        """Return the path under which the manifest names the file."""
         ...
 
 
 def check_format(schema: TableSchema, export: CopyToExport) -> None:
-    """Raise `InvalidUsage` for columns that the format cannot hold, and for files too small."""
+    """Raise `InvalidUsage` for columns that the format cannot represent, and for a `file_bytes_max`
+    that is too small."""
     if export.file_bytes_max < FILE_BYTES_MIN:
         raise InvalidUsage(
-            f"file_bytes_max = {export.file_bytes_max}: must be at least {FILE_BYTES_MIN}"
+            f"invalid file_bytes_max {export.file_bytes_max}: expected at least {FILE_BYTES_MIN}"
         )
     if export.format == "csv":
         nested = [f"{c.name} {c.type}" for c in schema.columns if "<" in c.type]
         if nested:
             raise InvalidUsage(
-                f"CSV cannot hold nested columns ({', '.join(nested)}): copy to parquet or json"
+                f"CSV does not support nested columns ({', '.join(nested)}): copy to parquet or "
+                "json"
             )
     if export.format == "json":
         try:
@@ -155,7 +159,7 @@ def check_format(schema: TableSchema, export: CopyToExport) -> None:
 
 
 def repeated(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield each row as often as its `DIFF` says, without it, in slices."""
+    """Yield each row as many times as its `DIFF` says, without `DIFF`, in slices."""
     diffs = rows[DIFF].to_numpy()
     plain = rows.drop_columns([DIFF])
     if not len(diffs) or diffs.max() == 1:
@@ -178,28 +182,34 @@ class OutputFiles:
         self._schema = schema
         self._format = format
         self._bytes_max = file_bytes_max
-        # A quarter, so that files end close to their limit.
+        # A quarter of the limit, so that files end close to it.
         self._piece_bytes = max(1, min(PIECE_BYTES, file_bytes_max // 4))
         self._open: _Open | None = None
+        """The file being written; None between files."""
+        # Rows that are not written yet, and their size.
         self._waiting: list[pa.Table] = []
         self._waiting_bytes = 0
         self.written: list[WrittenFile] = []
+        """Complete files."""
 
     @property
     def rows(self) -> int:
-        """Return the number of rows taken, written or not."""
+        """Return the number of rows added, whether written or not."""
         taken: int = sum(table.num_rows for table in self._waiting)
         held = 0 if self._open is None else self._open.rows
         return taken + held + sum(file.rows for file in self.written)
 
     def add(self, rows: pa.Table) -> None:
-        """Write rows with their `DIFF` (positive). Raises `InvalidUsage` for a value that the
-        format cannot hold, `StoreFull`, `StorageError`."""
+        """Write rows with their positive `DIFF`.
+
+        Raises `InvalidUsage` for a value that the format cannot represent, `StoreFull` and
+        `StorageError`.
+        """
         for table in repeated(rows.select([*self._schema.names, DIFF])):
             self.append(table)
 
     def append(self, rows: pa.Table) -> None:
-        """Write rows once each. Raises as `add` does."""
+        """Write each row once. Raises the same errors as `add`."""
         step = max(1, self._piece_bytes * rows.num_rows // max(1, rows.nbytes))
         for start in range(0, rows.num_rows, step):
             piece = rows.slice(start, step)
@@ -209,18 +219,18 @@ class OutputFiles:
                 self._write()
 
     def finish(self) -> list[WrittenFile]:
-        """Close the last file; return all of them."""
+        """Close the last file and return all files."""
         if self._waiting:
             self._write()
         self._close()
         return self.written
 
     def abandon(self) -> None:
-        """Give up a file that is incomplete."""
+        """Abandon the incomplete file."""
         opened, self._open = self._open, None
         self._waiting = []
         if opened is not None:
-            # Closing a writer writes the end of the file: here into memory, not into the file.
+            # Closing a writer writes the end of the file; redirect that to memory.
             opened.file.file = io.BytesIO()
             opened.writer.close()
 
@@ -239,10 +249,10 @@ class OutputFiles:
             opened.writer.write(rows)
         except (pa.ArrowInvalid, ValueError, OverflowError) as error:
             raise InvalidUsage(
-                f"a value cannot be written as {self._format} ({error}): copy to parquet"
+                f"cannot write a value as {self._format} ({error}): copy to parquet"
             ) from None
         opened.rows += rows.num_rows
-        # The next piece is about as large as this one.
+        # The next piece will be about as large as this one.
         if 2 * opened.file.size - before > self._bytes_max:
             self._close()
 
@@ -257,7 +267,7 @@ class OutputFiles:
 
 
 class CountedFile:
-    """A file that counts the bytes written to it."""
+    """A writable file that counts the bytes written to it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -276,7 +286,7 @@ class CountedFile:
         """Do nothing: sealing makes the file durable."""
 
     def tell(self) -> int:
-        """Return the place of the next byte."""
+        """Return the position of the next byte."""
         return self.size
 
     def readable(self) -> bool:
@@ -293,7 +303,7 @@ class CountedFile:
 
 
 class FormatWriter(Protocol):
-    """Writes one file of a format."""
+    """Writes one file in one format."""
 
     def write(self, rows: pa.Table) -> None:
         """Append rows."""
@@ -305,6 +315,8 @@ class FormatWriter(Protocol):
 
 
 class _Open(msgspec.Struct):
+    """A file being written."""
+
     name: str
     file: CountedFile
     writer: FormatWriter
@@ -347,36 +359,35 @@ class _Csv:
 
 
 def _number_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return floats as text, with the names of JSON and Spark for those that are not finite."""
+    """Return floats as text, with the names that JSON and Spark use for non-finite values."""
     signed = pc.if_else(pc.greater(column, 0), "Infinity", "-Infinity")
     names = pc.if_else(pc.is_nan(column), "NaN", signed)
     return pc.if_else(pc.is_finite(column), column.cast(pa.string()), names)
 
 
 def _check_years(column: pa.ChunkedArray) -> None:
-    """Raise `ValueError` for a year that ISO 8601 cannot hold."""
+    """Raise `ValueError` for a year that ISO 8601 cannot represent."""
     if not pa.types.is_temporal(column.type):
         return
     ends = pc.min_max(column.cast(pa.timestamp("s"), safe=False))
     for end in (ends["min"], ends["max"]):
         if end.is_valid and not 1 <= pc.year(end).as_py() <= YEAR_MAX:
-            raise ValueError(f"a {column.type} of the year {pc.year(end).as_py()}")
+            raise ValueError(f"a {column.type} with year {pc.year(end).as_py()}")
 
 
 class JsonLines:
-    """Encodes rows of one schema as JSON, an object per line; `sources.json_rows` reads them
-    back."""
+    """Encodes rows of one schema as JSON Lines. `sources.json_rows` reads them back."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._encoder = msgspec.json.Encoder(decimal_format="number")
         self._changes = [(f.name, change) for f in schema if (change := _plain(f.type))]
 
     def encode(self, rows: pa.Table | pa.RecordBatch) -> bytes:
-        """Return the rows' lines. Raises `ValueError` and `OverflowError` for a value that JSON
-        cannot hold: a date beyond the year 9999."""
+        """Return the rows as lines. Raises `ValueError` and `OverflowError` for a value that JSON
+        cannot represent, such as a date after year 9999."""
         lines = rows.to_pylist()
         for name, change in self._changes:
-            # Converting value by value is slow: skip columns that need none.
+            # Converting value by value is slow, so skip columns that need no conversion.
             if pa.types.is_floating(rows.schema.field(name).type) and _all_finite(rows[name]):
                 continue
             for line in lines:
@@ -420,7 +431,7 @@ def _finite(value: float) -> float | str:
 
 
 def _plain(kind: pa.DataType) -> _Change | None:
-    """Return the function that converts a value (never NULL) of that type to JSON's; None if none
+    """Return the function that converts a value (never NULL) of this type to JSON's; None if none
     is needed."""
     if pa.types.is_floating(kind):
         return _finite

@@ -1,4 +1,4 @@
-"""All kinds of sinks: their configurations and factories."""
+"""All kinds of sinks: their configuration classes and factories."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS: Final = ("creation",)
 
 
 def encode(config: SinkConfig) -> bytes:
-    """Return a configuration as msgpack; it holds no secret."""
+    """Return a configuration as msgpack. It contains no secrets."""
     return msgspec.msgpack.encode(config)
 
 
@@ -36,22 +36,24 @@ def decode(data: bytes) -> SinkConfig:
     try:
         config: SinkConfig = msgspec.msgpack.decode(data, type=SinkConfig)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidUsage(f"not the configuration of a sink: {error}") from None
+        raise InvalidUsage(f"invalid configuration of a sink: {error}") from None
     return config
 
 
 def config_of(kind: str, options: Mapping[str, Any], creation: str) -> SinkConfig:
-    """Return a new sink's configuration from a user's options (texts are converted). `creation`
-    tells it from any other sink that has its id. Raises `InvalidUsage`."""
+    """Return the configuration of a new sink from a user's options; text values are converted.
+
+    `creation` distinguishes it from any other sink with the same id. Raises `InvalidUsage`.
+    """
     if kind not in KINDS:
-        raise InvalidUsage(f"no sink of kind {kind!r}: there are {', '.join(KINDS)}")
+        raise InvalidUsage(f"unknown kind of sink {kind!r} (available: {', '.join(KINDS)})")
     fields = [field for field in msgspec.structs.fields(KINDS[kind]) if field.name not in OURS]
     names = [field.name for field in fields]
     unknown = sorted(set(options) - set(names))
     if unknown:
         raise InvalidUsage(
-            f"a sink of kind {kind} has no option {unknown[0]!r}: it has {', '.join(names)}"
-            f"{nearest_hint(unknown[0], names)}"
+            f"a sink of kind {kind} has no option {unknown[0]!r} (available: "
+            f"{', '.join(names)}){nearest_hint(unknown[0], names)}"
         )
     try:
         config: SinkConfig = msgspec.convert(
@@ -59,9 +61,9 @@ def config_of(kind: str, options: Mapping[str, Any], creation: str) -> SinkConfi
         )
     except msgspec.ValidationError as error:
         hint = choices_hint(KINDS[kind], str(error))
-        raise InvalidUsage(f"a sink of kind {kind}: {error}{hint}") from None
+        raise InvalidUsage(f"invalid options of a sink of kind {kind}: {error}{hint}") from None
     if isinstance(config, DeltaConfig) and config.retain_hours < 1:
-        raise InvalidUsage(f"retain_hours = {config.retain_hours}: must be at least 1")
+        raise InvalidUsage(f"invalid retain_hours {config.retain_hours}: expected at least 1")
     return config
 
 
@@ -73,17 +75,19 @@ def make_sink(
     randomness: Random,
     scratch: Path,
 ) -> SinkConnector:
-    """Return the sink of that id. Raises `InvalidUsage` for a folder or a bucket that is not
-    allowed. Follows links in the file system. `scratch`: a folder for files to be uploaded, made
-    and removed by the sink."""
+    """Return a sink that is not open yet.
+
+    `scratch` is a folder for files to be uploaded, created and removed by the sink. Resolves links
+    in the file system. Raises `InvalidUsage` for a folder or bucket that is not allowed.
+    """
     token = f"{randomness.getrandbits(64):016x}"
     if not is_bucket(config.folder) and not settings.sink_dir:
         raise InvalidUsage(
-            f"{config.folder!r}: sinks write into no folder, as long as the setting sink_dir names "
-            "none that they may write below"
+            f"cannot write to {config.folder!r}: sinks may not write to folders, because the "
+            "setting sink_dir is empty"
         )
     spool, buckets = scratch / f"going-{token}", settings.sink_buckets
-    outlet = open_storage(config.folder, "sink", settings.sink_dir, buckets, spool, settings)
+    storage = open_storage(config.folder, "sink", settings.sink_dir, buckets, spool, settings)
     if isinstance(config, DeltaConfig):
-        return DeltaSink(config, outlet, sink, token, settings, clock)
-    return ParquetSink(config, outlet, sink, token, settings, clock)
+        return DeltaSink(config, storage, sink, token, settings, clock)
+    return ParquetSink(config, storage, sink, token, settings, clock)

@@ -1,8 +1,8 @@
 """Local folders that clients name, and durable writes into them.
 
-A name is a path or a ``file:`` URL, and must lie below a folder that a setting allows, wherever
-``..`` and symbolic links lead. All of it blocks; errors of the operating system are raised as
-`StorageError`.
+A name is a path or a ``file:`` URL. It must be below a folder that a setting allows, after ``..``
+and symbolic links are resolved. Everything here blocks. Errors of the operating system are raised
+as `StorageError`.
 """
 
 from __future__ import annotations
@@ -29,32 +29,35 @@ def local_path(destination: str) -> str:
     if scheme == "file":
         url = urlsplit(destination)
         if url.netloc not in ("", "localhost") or url.query or url.fragment:
-            raise InvalidUsage(f"{destination!r}: write a file URL as file:///path")
+            raise InvalidUsage(f"invalid file URL {destination!r}: expected file:///path")
         path = unquote(url.path)
     elif scheme:
         raise InvalidUsage(
-            f"{without_user(destination)!r}: files go to a local folder, given as a path or file: "
+            f"invalid destination {without_user(destination)!r}: expected a local path or a file: "
             f"URL; {scheme}: is not supported"
         )
     if not path.strip() or "\0" in path:
-        raise InvalidUsage(f"{destination!r} names no folder")
+        raise InvalidUsage(f"invalid destination {destination!r}: expected a folder")
     return path
 
 
 def allowed(destination: str, below: str, what: str, setting: str) -> Path:
-    """Return the folder that a destination names, which must be below the folder `below`. Raises
-    `InvalidUsage` (`what` is not written elsewhere, as `setting` says). Follows links in the file
-    system."""
+    """Return the folder that a destination names, with links resolved. It must be below the folder
+    `below`.
+
+    `what` names the files, and `setting` the setting that allows the folder, in the `InvalidUsage`
+    that is raised otherwise.
+    """
     place = Path(below)
     try:
         root = place.resolve()
         folder = (place / local_path(destination)).resolve()
-    except (OSError, RuntimeError) as error:  # a loop of links
-        raise InvalidUsage(f"{destination!r} cannot be looked up: {error}") from None
+    except (OSError, RuntimeError) as error:  # a cycle of links
+        raise InvalidUsage(f"cannot resolve {destination!r}: {error}") from None
     if root not in folder.parents:
         raise InvalidUsage(
-            f"{destination!r} means {folder}: {what} are written into folders below {root} "
-            f"only ({setting})"
+            f"{destination!r} resolves to {folder}: {what} may only be written below {root} "
+            f"({setting})"
         )
     return folder
 
@@ -62,9 +65,11 @@ def allowed(destination: str, below: str, what: str, setting: str) -> Path:
 def write_atomically(
     path: Path, data: bytes, temporary: Path, put: Callable[[Path, Path], None]
 ) -> bool:
-    """Write a file whole or not at all, durable on return; `put` (`os.link`, `os.rename`) gives it
-    its name. Return False when `put` finds a file of that name: it stays. `temporary` must lie in
-    the same file system."""
+    """Write a file completely or not at all. It is durable on return.
+
+    `put` (`os.link` or `os.rename`) gives the file its name. Return False if `put` finds an
+    existing file, which stays. `temporary` must be in the same file system.
+    """
     try:
         write_file(temporary, data, os.O_TRUNC, shared=True)
         try:
@@ -80,9 +85,9 @@ def write_atomically(
 
 
 def sync_names(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names of files in a folder durable."""
     try:
         sync_folder(folder)
     except OSError as error:
-        # Indeterminate: the file is there, but may not survive a power cut.
+        # Indeterminate: the file exists, but may not survive a power failure.
         raise storage_error(f"sync {folder}", error, determinate=False) from error

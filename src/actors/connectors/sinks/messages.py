@@ -1,6 +1,7 @@
 """Messages between a sink task and its owner.
 
-`number` identifies one rendering of the sink, so that late messages of an earlier one are ignored.
+`number` identifies one rendering of the sink, so that late messages of an earlier rendering are
+ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from actors.runtime.progress import Frontier, ObjectId, ShardId, Time
 
 
 class SinkWork(msgspec.Struct, frozen=True, gc=False):
-    """One sink: its object, the configuration, and the time from which it is written."""
+    """One sink: its object, its configuration, and the time from which on it is written."""
 
     id: ObjectId
     name: str
@@ -29,24 +30,24 @@ class SinkWork(msgspec.Struct, frozen=True, gc=False):
 
 
 class StopSink(msgspec.Struct, frozen=True, gc=False):
-    """Owner → task: stop; answered by `SinkEnded`."""
+    """Owner → task: stop. Answered by `SinkEnded`."""
 
 
 class SinkProgress(msgspec.Struct, frozen=True, gc=False):
-    """Task → owner: everything below `upper` is durable outside. Empty frontier: the sink is
-    done."""
+    """Task → owner: everything below `upper` is durable in the external system. With the empty
+    frontier, the sink is done."""
 
     id: ObjectId
     number: int
     upper: Frontier
     statistics: SinkStatistics
     input: Frontier = 0
-    """Upper up to which its object is known to be sealed."""
+    """Upper up to which the object is known to be sealed."""
     operators: tuple[OperatorStatistics, ...] = ()
 
 
 class SinkStatus(msgspec.Struct, frozen=True, gc=False):
-    """Task → owner: the status; `stalled` has an error."""
+    """Task → owner: the status. `error` is set if it is `stalled`."""
 
     id: ObjectId
     number: int
@@ -56,7 +57,8 @@ class SinkStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class SinkEnded(msgspec.Struct, frozen=True, gc=False):
-    """Task → owner, the last message. `error`: the reason; None: it was stopped, or is done."""
+    """Task → owner, the last message. `error` is the reason; None if the task was stopped or is
+    done."""
 
     id: ObjectId
     number: int
@@ -64,5 +66,5 @@ class SinkEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 def hold_of(sink: ObjectId) -> str:
-    """Return the name of the sink's hold on its input shard; the hold is dropped with the sink."""
+    """Return the name of the sink's hold on its input shard. The hold is dropped with the sink."""
     return f"sink/{sink}"

@@ -1,12 +1,13 @@
-"""Parquet files in a folder or a bucket: an object's changes as they come, or its contents once.
+"""Writes Parquet files in a folder or bucket: an object's changes continuously, or its contents
+once.
 
 Theory of operation. A commit is a manifest, ``_manifests/N.json``: the next number, the interval of
-times, and the files that hold it. Files are written and made durable first; the manifest is written
-last, if its number is still free (`sink_storage`): so only one of two writers gets that number, and
-the other is `WriterFenced`. The newest manifest has the durable upper.
+times, and the files that contain its updates. Files are written and made durable first. The
+manifest is written last, if its number is still free (`sink_storage`). So only one of two writers
+gets a number, and the other gets `WriterFenced`. The newest manifest contains the durable upper.
 
-Files of changes have the object's columns, `_time` and `_diff`, a row per update; those of contents
-have the object's columns, and as many copies of a row as there are.
+Files of changes have the object's columns, `_time` and `_diff`, with one row per update. Files of
+contents have the object's columns, with as many copies of a row as there are.
 """
 
 from __future__ import annotations
@@ -41,17 +42,19 @@ _ATTEMPTS_MAX: Final = 20
 
 
 class ParquetConfig(msgspec.Struct, frozen=True, tag="parquet", tag_field="kind"):
-    """Files in `folder`: below `sink_dir`, or a URL at or below one of `sink_buckets`."""
+    """Configuration: files in `folder`, which is below `sink_dir`, or a URL at or below one of
+    `sink_buckets`."""
 
     folder: str
     once: bool = False
-    """True to write the contents once; else the changes, as they come."""
+    """True to write the contents once, False to write changes continuously."""
     creation: str = ""
-    """Tells this sink from an earlier one of the same id; set when it is created."""
+    """Distinguishes this sink from an earlier one with the same id. Set when the sink is
+    created."""
 
 
 class BatchManifest(msgspec.Struct, frozen=True):
-    """One commit. Paths are relative to the folder that holds `_manifests`."""
+    """One commit. Paths are relative to the folder that contains `_manifests`."""
 
     version: int
     sink: ObjectId
@@ -61,11 +64,12 @@ class BatchManifest(msgspec.Struct, frozen=True):
     holds: str
     """``changes`` or ``contents``."""
     lower: Frontier | None
-    """Least time of the batch; in the first, that of the contents; None: there are none yet."""
+    """Lower bound of the batch's times; in the first batch, the time of the contents. None if there
+    are none yet."""
     upper: Frontier | None
-    """Upper up to which everything is there; None: nothing is there yet."""
+    """Frontier up to which everything is written; None if nothing is."""
     ended: bool
-    """True if no more will come."""
+    """True if no more batches will follow."""
     schema: tuple[TableColumn, ...]
     rows: int
     bytes: int
@@ -73,33 +77,35 @@ class BatchManifest(msgspec.Struct, frozen=True):
 
 
 class ParquetSink:
-    """Writes one folder. See `SinkConnector`."""
+    """Writes the files of one folder; implements `SinkConnector`."""
 
     def __init__(
         self,
         config: ParquetConfig,
-        outlet: SinkStorage,
+        storage: SinkStorage,
         sink: ObjectId,
         token: str,
         settings: Settings,
         clock: ActorClock,
     ) -> None:
-        """Make a sink. `token`: a unique name of this writer, in the names of its files."""
+        """Make a sink. `token` is a unique name of this writer, used in the names of its files."""
         self.once = config.once
         self._sink = sink
         self._creation = config.creation
         self._token = token
-        self._outlet = outlet
+        self._storage = storage
         self._threads = SinkThreads(
-            clock, settings.sink_deadline_ms, outlet.where, private=outlet.private
+            clock, settings.sink_deadline_ms, storage.where, private=storage.private
         )
-        self._staging = outlet.staging(token)
+        self._staging = storage.staging(token)
         self._schema: TableSchema
         self._shape: pa.Schema
         self._number = 0
         """Number of the newest manifest."""
         self._upper: Frontier | None = None
+        """Durable upper; None if nothing was committed yet."""
         self._files: OutputFiles | None = None
+        """Files of the current batch; None before its first piece."""
         self._counts = SinkStatistics()
 
     @property
@@ -108,15 +114,18 @@ class ParquetSink:
         return not self.once
 
     def statistics(self) -> SinkStatistics:
-        """See `SinkConnector`."""
+        """Return the counters since `open`."""
         return self._counts
 
     # -- open -------------------------------------------------------------------------------------
 
     async def check(self, schema: TableSchema) -> None:
-        """See `SinkConnector`."""
+        """Check the columns, and that the folder is empty or belongs to this sink.
+
+        Raises `InvalidUsage` and `SourceUnreachable`.
+        """
         self._check_columns(schema)
-        await self._threads.run(self._newest, "look into the folder")
+        await self._threads.run(self._newest, "check the folder")
 
     def _check_columns(self, schema: TableSchema) -> None:
         check_columns(schema, "a Parquet file", changes=not self.once)
@@ -124,62 +133,67 @@ class ParquetSink:
         self._shape = schema.arrow() if self.once else of_changes(schema)
 
     async def open(self, schema: TableSchema) -> Frontier | None:
-        """See `SinkConnector`."""
+        """Fence earlier writers by adding a manifest, and return the durable upper.
+
+        Raises `SourceUnreachable`, `InvalidUsage` and `WriterFenced`.
+        """
         self._check_columns(schema)
         await self._threads.run(self._begin, "open the folder")
         await self._threads.run(
-            # Safe only now: `_begin` took the next number, so no earlier writer can commit its
-            # files any more.
+            # Only safe now: `_begin` took the next number, so no earlier writer can commit its
+            # files.
             lambda: self._staging.remove_orphans(self._upper),
-            "remove what was not committed",
+            "remove uncommitted files",
         )
         return self._upper
 
     def _begin(self) -> None:
         self._newest()
-        # Only now: `_newest` has refused a folder with files of others.
-        self._outlet.begin(MANIFESTS)
+        # Not before `_newest` has checked that the folder contains no other files.
+        self._storage.begin(MANIFESTS)
         for _ in range(_ATTEMPTS_MAX):
             newest = self._newest()
             self._number = 0 if newest is None else newest.number
             self._upper = None if newest is None else newest.upper
             if self._add(self._manifest(self._upper, self._upper, [])):
-                self._outlet.tidy(MANIFESTS)
+                self._storage.tidy(MANIFESTS)
                 return
         raise SourceUnreachable(
-            f"{self._outlet.where}: others opened it {_ATTEMPTS_MAX} times while it was opened"
+            f"{self._storage.where}: others opened it {_ATTEMPTS_MAX} times while it was being "
+            "opened"
         )
 
     def _newest(self) -> BatchManifest | None:
-        """Return the newest manifest. Raises `InvalidUsage` when the place holds anything else."""
-        newest = self._outlet.newest(MANIFESTS)
+        """Return the newest manifest; None if there is none. Raises `InvalidUsage` if the folder
+        contains anything else."""
+        newest = self._storage.newest(MANIFESTS)
         if newest is None:
-            other = self._outlet.other_than(MANIFESTS)
+            other = self._storage.other_than(MANIFESTS)
             if other is not None:
                 raise InvalidUsage(
-                    f"{self._outlet.where} holds other files ({other}): choose another folder"
+                    f"{self._storage.where} contains other files ({other}): choose another folder"
                 )
             return None
         return self._read(f"{MANIFESTS}/{newest}")
 
     def _read(self, name: str) -> BatchManifest:
-        path = f"{self._outlet.where}/{name}"
-        document = self._outlet.read(name)
+        path = f"{self._storage.where}/{name}"
+        document = self._storage.read(name)
         if document is None:
-            raise StorageError(f"{path} was removed meanwhile", determinate=True)
+            raise StorageError(f"{path} was removed while it was read", determinate=True)
         try:
             found = msgspec.json.decode(document.data, type=BatchManifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidUsage(f"{path} is not the manifest of a sink: {error}") from None
+            raise InvalidUsage(f"invalid manifest of a sink {path}: {error}") from None
         if (found.sink, found.creation) != (self._sink, self._creation):
             raise InvalidUsage(
-                f"{self._outlet.where} holds what another sink ({found.sink}) wrote: choose "
-                "another folder"
+                f"{self._storage.where} belongs to another sink ({found.sink}): choose another "
+                "folder"
             )
         if found.schema != self._schema.columns or found.holds != self._holds:
             raise InvalidUsage(
-                f"{self._outlet.where} holds {found.holds} of other columns than the sink is to "
-                "write: choose another folder"
+                f"{self._storage.where} contains {found.holds} with other columns or of another "
+                "kind than the sink writes: choose another folder"
             )
         return found
 
@@ -209,16 +223,17 @@ class ParquetSink:
         )
 
     def _add(self, manifest: BatchManifest) -> bool:
-        """Write a manifest; return False when its number is taken."""
+        """Write a manifest; return False if its number is taken."""
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
         name = f"{MANIFESTS}/{manifest.number:020d}.json"
-        if not self._outlet.write_new(name, text, self._token):
+        if not self._storage.write_new(name, text, self._token):
             return False
         self._number = manifest.number
         return True
 
     async def write(self, updates: pa.Table) -> None:
-        """See `SinkConnector`."""
+        """Write a piece of the batch to files. Raises `SourceUnreachable`, and `InvalidUsage` for a
+        value that cannot be written."""
         await self._threads.run(lambda: self._write(updates), "write a piece")
         staged = self._counts.rows_staged + updates.num_rows
         self._counts = msgspec.structs.replace(self._counts, rows_staged=staged)
@@ -234,15 +249,16 @@ class ParquetSink:
         self._files.append(rows.rename_columns(self._shape.names))
 
     async def commit(self, lower: Frontier, upper: Frontier) -> None:
-        """See `SinkConnector`."""
+        """Commit the batch and `upper` with the next manifest. Raises `SourceUnreachable` and
+        `WriterFenced`."""
         files, self._files = self._files, None
         written = [] if files is None else await self._threads.run(files.finish, "write files")
         manifest = self._manifest(lower, upper, written)
         if not await self._threads.run(lambda: self._add(manifest), "write a manifest"):
             with suppress(SourceUnreachable):
-                await self._threads.run(self._staging.remove_staged, "remove what it wrote")
+                await self._threads.run(self._staging.remove_staged, "remove uncommitted files")
             raise WriterFenced(
-                f"another writer of this sink has taken over {self._outlet.where} (manifest "
+                f"another writer of this sink has taken over {self._storage.where} (manifest "
                 f"{manifest.number})",
                 determinate=True,
             )
@@ -257,7 +273,7 @@ class ParquetSink:
         )
 
     async def close(self) -> None:
-        """See `SinkConnector`. Uncommitted files are removed by the next `open`."""
+        """Release all resources. The next `open` removes uncommitted files."""
         files, self._files = self._files, None
         if not self._threads.given_up:
             if files is not None:

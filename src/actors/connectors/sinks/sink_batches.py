@@ -1,11 +1,11 @@
 """Chooses the upper of a sink's next batch. Pure.
 
-A batch reaches from the durable upper outside, `lower`, up to a sealed time. It is cut at an upper
-of the shard's own batches, so that it holds about `bytes_max`, and never inside a stretch of times
-at which the collection is in error.
+A batch reaches from the external system's durable upper, `lower`, up to a sealed time. Its upper is
+an upper of one of the shard's own batches, chosen so that the batch has about `bytes_max`, and
+never inside an interval in which the collection is in error.
 
-Errors. A collection is in error at a time when the updates of some error sum to more than zero: it
-has no contents then, and nothing is written at such times. Changes inside a stretch in error are
+Errors. A collection is in error at a time when the updates of some error sum to more than zero. It
+has no contents then, so nothing is written at such times. Changes inside an error interval are
 written at the first time after it, so the external contents are always those of a time that had
 some.
 """
@@ -24,14 +24,15 @@ from actors.runtime.progress import Frontier, Time
 
 
 class ListedBatch(msgspec.Struct, frozen=True):
-    """One of the shard's batches: its bytes, and its upper."""
+    """One of the shard's batches: its upper and its size."""
 
     upper: Frontier
     bytes: int
 
 
 class ErrorInterval(msgspec.Struct, frozen=True):
-    """Times ``lower <= t < upper`` in error; `error`: the one at `lower`."""
+    """An interval ``lower <= t < upper`` in which the collection is in error; `error` is the one at
+    `lower`."""
 
     lower: Time
     upper: Frontier
@@ -39,19 +40,22 @@ class ErrorInterval(msgspec.Struct, frozen=True):
 
 
 class SinkBatchChoice(msgspec.Struct, frozen=True):
-    """The next batch reaches up to `upper`, its updates within `stretches` moved to their uppers.
-    None: there is no time with contents yet. `error`: the one at `upper`."""
+    """The next batch reaches up to `upper`; its updates inside `intervals` are moved to the
+    intervals' uppers.
+
+    `upper` is None if there is no time with contents yet. `error` is the one at `upper`.
+    """
 
     upper: Frontier | None
-    stretches: tuple[ErrorInterval, ...] = ()
+    intervals: tuple[ErrorInterval, ...] = ()
     error: str | None = None
 
 
 def error_intervals(
     errors: Iterable[tuple[Time, str, int]], sealed: Frontier
 ) -> tuple[ErrorInterval, ...]:
-    """Return the stretches in error below `sealed`, from (time, text, diff) in any order."""
-    # Sums begin at zero: no batch ends in error, so no error holds right before `lower`.
+    """Return the error intervals below `sealed`, from (time, text, diff) in any order."""
+    # Sums start at zero: no batch ends in error, so there is no error right before `lower`.
     sums: dict[str, int] = {}
     found: list[ErrorInterval] = []
     began: tuple[Time, str] | None = None
@@ -77,30 +81,33 @@ def choose_batch(
     lower: Frontier,
     sealed: Frontier,
     listed: Sequence[ListedBatch],
-    stretches: Sequence[ErrorInterval],
+    intervals: Sequence[ErrorInterval],
     bytes_max: int,
 ) -> SinkBatchChoice:
-    """Return the next batch from `lower` on, when everything below `sealed` is known. `listed` is
-    in order. It holds more than `bytes_max` only where it cannot hold less."""
+    """Return the next batch from `lower` on, if everything below `sealed` is known.
+
+    `listed` must be in order. The batch exceeds `bytes_max` only if it cannot be smaller.
+    """
     upper = _by_bytes(lower, sealed, listed, bytes_max)
-    within = next((each for each in stretches if each.lower < upper <= each.upper), None)
+    within = next((each for each in intervals if each.lower < upper <= each.upper), None)
     if within is not None and within.lower <= lower:
-        # Nothing can be written before its end: the batch ends with the first time after it.
+        # Nothing can be written before the interval's end, so the batch ends with the first time
+        # after it.
         if within.upper >= sealed:
             return SinkBatchChoice(None, error=within.error)
-        upper = within.upper + 1  # that time has contents: stretches are apart
+        upper = within.upper + 1  # that time has contents, because intervals are never adjacent
     elif within is not None:
         upper = within.lower
-    ahead = next((each for each in stretches if each.lower == upper), None)
-    inside = tuple(each for each in stretches if each.upper < upper)
+    ahead = next((each for each in intervals if each.lower == upper), None)
+    inside = tuple(each for each in intervals if each.upper < upper)
     return SinkBatchChoice(upper, inside, None if ahead is None else ahead.error)
 
 
 def _by_bytes(
     lower: Frontier, sealed: Frontier, listed: Sequence[ListedBatch], most: int
 ) -> Frontier:
-    """Return the furthest of the shard's uppers within `most` bytes; the first that holds any, when
-    none is within."""
+    """Return the last of the shard's uppers within `most` bytes; if there is none, the first one
+    with any bytes."""
     held = 0
     upper: Frontier | None = None
     for batch in listed:
@@ -114,9 +121,9 @@ def _by_bytes(
     return sealed
 
 
-def move_out_of_intervals(updates: pa.Table, stretches: Sequence[ErrorInterval]) -> pa.Table:
-    """Return the updates with times inside a stretch moved to its upper."""
-    for each in stretches:
+def move_out_of_intervals(updates: pa.Table, intervals: Sequence[ErrorInterval]) -> pa.Table:
+    """Return the updates; those inside an interval are moved to its upper."""
+    for each in intervals:
         times = updates[TIME]
         within = pc.and_(
             pc.greater_equal(times, pa.scalar(each.lower, pa.int64())),

@@ -1,1 +1,2 @@
-"""Sources: connectors that ingest an external system's changes, one kind per file; see `source`."""
+"""Sources: connectors that ingest an external system's changes; `source` defines their
+interface."""

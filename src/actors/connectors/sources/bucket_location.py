@@ -1,12 +1,12 @@
-"""A place in a bucket whose objects are files: listed page by page, downloaded into a spool.
+"""Objects in a bucket as files: lists them page by page and downloads them to the local disk.
 
-Theory of operation. A scan lists all objects below the URL and keeps the first new ones in order
-(`object_listing`). Files are read from the local disk, so those of a batch are downloaded first,
-into a folder of the batch below the reader's scratch folder, which is deleted with the batch (or,
-after a kill, with the scratch folder at the next start).
+Theory of operation. A scan lists all objects below the URL and keeps the first new ones, in order
+(`object_listing`). Files are read from the local disk, so the files of a batch are first downloaded
+into a folder below the reader's scratch folder. It is deleted after the batch (after a crash,
+together with the scratch folder at the next start).
 
-Bounds: `PENDING_MAX` objects of a scan; `source_spool_bytes_max` on disk; `FETCHES_AT_ONCE`
-downloads at a time, each with a piece of `PIECE_BYTES` in memory.
+Limits: `PENDING_MAX` objects per scan; `source_spool_bytes_max` on disk; `FETCHES_AT_ONCE`
+concurrent downloads, each with one piece of `PIECE_BYTES` in memory.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from actors.runtime.errors import InvalidUsage, PenstockError, StorageError
 
 FETCHES_AT_ONCE: Final = 4
 LISTED_MAX: Final = 100_000
-"""Most objects that one copy may have."""
+"""Maximum number of objects in one copy."""
 _NEEDED: Final = "list and read (on S3: s3:ListBucket, s3:GetObject)"
 _SUFFIXES: Final = re.compile(r"(?:\.[A-Za-z0-9]{1,16}){0,2}$")
-"""Suffixes that tell readers a file's compression."""
-_NEVER_AGAIN: Final = "write objects once, each under a name of its own"
+"""Suffixes that tell readers how a file is compressed."""
+_NEVER_AGAIN: Final = "write each object once, under a name of its own"
 
 
 class BucketLocation:
-    """Lists and downloads objects below a URL. See `FileLocation`."""
+    """Lists and downloads the objects below a URL."""
 
     def __init__(
         self,
@@ -68,7 +68,10 @@ class BucketLocation:
         around: ConnectorContext,
         opened: Opener = BucketStore.open,
     ) -> None:
-        """Make a place. Raises `InvalidUsage` for a URL that may not be read."""
+        """Raise `InvalidUsage` for a URL that the service may not read.
+
+        `opened` opens a bucket; tests replace it.
+        """
         settings = around.settings
         self._location = allowed_bucket(url, settings.source_buckets, "source_buckets", "read")
         self._pattern = pattern
@@ -76,26 +79,28 @@ class BucketLocation:
         self._around = around
         self._opened = opened
         self._store: BucketStore | None = None
+        """Opened at the first use, then kept."""
         self._spools = 0
+        """Number of download folders made so far; names the next one."""
 
     async def check(self) -> None:
-        """See `FileLocation`: the constructor has checked already."""
+        """Do nothing: the constructor has checked the URL."""
 
     def ledger_at(self, position: str | None) -> IngestedObjects:
-        """See `FileLocation`."""
+        """Return the ledger stored in a position; an empty one for None."""
         return IngestedObjects() if position is None else IngestedObjects.of(position)
 
     # -- listing ----------------------------------------------------------------------------------
 
     async def scan(self, taken: FileLedger) -> ListingResult:
-        """See `FileLocation`."""
+        """List all objects below the URL, and compare them with the ledger."""
         assert isinstance(taken, IngestedObjects), "its own"
         looking = BucketScan(taken)
         async with aclosing(self._pages()) as pages:
             async for page in pages:
                 looking.see(page)
         seen = looking.done()
-        late = "came too late (it is older than 2,000 that were taken before it); write it again"
+        late = "appeared too late (2,000 newer objects were ingested before it); write it again"
         return ListingResult(
             seen.new,
             seen.taken,
@@ -104,19 +109,19 @@ class BucketLocation:
             seen.newest,
             (
                 FileNotice(late, [f"an object in {self._location}"] * seen.late),
-                FileNotice("was changed after it was taken", [file.name for file in seen.changed]),
+                FileNotice("changed after it was ingested", [file.name for file in seen.changed]),
             ),
         )
 
     async def list_all(self) -> list[FoundFile]:
-        """See `FileLocation`. The URL may be that of a single object, too."""
+        """Return all objects below the URL in order, or the single object that the URL names."""
         if self._location.path:
             store = await self._open()
             try:
                 one = await store.head(self._location.prefix)
             except StorageError as error:
                 raise _unreachable(error) from None
-            # An empty object represents a folder; it is no data.
+            # An empty object represents a folder and contains no data.
             if one is not None and one.size:
                 *above, _ = self._location.path
                 return list(self._found("/".join([*above, ""]), "*", [one]))
@@ -126,13 +131,13 @@ class BucketLocation:
                 files += page
                 if len(files) > LISTED_MAX:
                     raise InvalidUsage(
-                        f"there are more than {LISTED_MAX} objects {self._pattern} in "
-                        f"{self._location}: copy some of them at a time, by pattern or path"
+                        f"more than {LISTED_MAX} objects {self._pattern} in {self._location}: "
+                        "narrow the pattern or path to copy some of them at a time"
                     )
         return sorted(files)
 
     async def manifest(self) -> CopyManifest | None:
-        """See `FileLocation`."""
+        """Read the manifest of the copy at this URL; None if there is none."""
         store = await self._open()
         try:
             found = await store.get("/".join((*self._location.path, MANIFEST)), MANIFEST_BYTES_MAX)
@@ -176,7 +181,8 @@ class BucketLocation:
     def first_batch(
         self, files: Sequence[FoundFile], files_max: int, bytes_max: int
     ) -> Sequence[FoundFile]:
-        """See `FileLocation`."""
+        """Return as many files as fit the limits and the spool, from the first one on, but at least
+        one."""
         most = min(bytes_max, self._around.settings.source_spool_bytes_max)
         return first_batch(files, files_max, most)
 
@@ -184,13 +190,13 @@ class BucketLocation:
     async def opened_locally(
         self, files: Sequence[FoundFile]
     ) -> AsyncIterator[Sequence[FoundFile]]:
-        """See `FileLocation`: files are downloaded."""
+        """Download the files, and yield them with their local paths."""
         most = self._around.settings.source_spool_bytes_max
         for file in files:
             if file.size > most:
                 raise MalformedFile(
-                    f"{file.path} has {file.size} bytes, and at most {most} are fetched at a time "
-                    "(source_spool_bytes_max)",
+                    f"{file.path} is too large to download: {file.size} bytes (limit {most}, "
+                    "source_spool_bytes_max)",
                     file.path,
                 )
         self._spools += 1
@@ -201,7 +207,7 @@ class BucketLocation:
             await self._to_its_end(lambda: shutil.rmtree(folder, ignore_errors=True))
 
     async def find_changed(self, files: Sequence[FoundFile]) -> str | None:
-        """See `FileLocation`: None, since each download is conditional on the listed version."""
+        """Return None: each download is conditional on the listed version."""
         return None
 
     async def _fetch(self, files: Sequence[FoundFile], folder: Path) -> list[FoundFile]:
@@ -210,7 +216,7 @@ class BucketLocation:
             file._replace(path=str(folder / f"{number:06}{_SUFFIXES.search(file.name)[0]}"))  # type: ignore[index]
             for number, file in enumerate(files)
         ]
-        # One iterator for all workers: each takes the next file that none has taken.
+        # One iterator shared by all workers: each takes the next file.
         left = iter(list(zip(files, here, strict=True)))
         failure: PenstockError | None = None
 
@@ -225,8 +231,8 @@ class BucketLocation:
                 failure = error
             except OSError as error:
                 failure = SourceUnreachable(
-                    f"{folder} cannot be written: {error.strerror or error}",
-                    "make room on the disk of the state directory, or lower batch_bytes_max",
+                    f"cannot write {folder}: {error.strerror or error}",
+                    "free space on the disk of the state directory, or lower batch_bytes_max",
                 )
             if failure is not None:
                 group.cancel_scope.cancel()
@@ -247,16 +253,16 @@ class BucketLocation:
             file.modified_ns,
             file.version or ObjectVersion(None, None),
         )
-        # Each piece is requested on the condition that the object is still the listed version: the
-        # file read is that one, whole, or this fails.
+        # Each request is conditional on the listed version, so the file is either read in full in
+        # that version, or the download fails.
         for start in range(0, file.size, PIECE_BYTES):
             data = await store.piece(of, start, min(start + PIECE_BYTES, file.size))
             if data is None:
-                raise SourceUnreachable(f"{file.path} was changed while it was read", _NEVER_AGAIN)
+                raise SourceUnreachable(f"{file.path} changed while it was read", _NEVER_AGAIN)
             await self._to_its_end(lambda: _append(to, data))  # noqa: B023 - done in this round
 
     async def _to_its_end(self, function: Callable[[], object]) -> None:
-        # A thread cannot be cancelled: the folder may be removed only after the last write.
+        # A thread cannot be cancelled, and the folder must not be removed before its last write.
         with anyio.CancelScope(shield=True):
             await self._around.clock.run_blocking(function)
 
@@ -277,9 +283,11 @@ def open_location(
     around: ConnectorContext,
     opened: Opener = BucketStore.open,
 ) -> FileLocation:
-    """Return the place that a path or URL names: a folder, or a place in a bucket. Raises
-    `InvalidUsage` for a bucket that may not be read; a folder is looked up when it is first
-    used."""
+    """Return the location that a path or URL names: a folder, or a path in a bucket.
+
+    Raises `InvalidUsage` for a bucket that the service may not read. A folder is checked when it is
+    first used.
+    """
     if is_bucket(path):
         return BucketLocation(path, pattern, recursive, around, opened)
     return FolderLocation(path, pattern, recursive, around)

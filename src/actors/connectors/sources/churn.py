@@ -1,13 +1,14 @@
-"""Rows by key that are inserted, updated and deleted, in given proportions.
+"""Generates rows that are inserted, updated and deleted by key, in given proportions.
 
-Theory of operation. Time is cut into *rounds*, in each of which every key has one turn, in an order
-of that round. One draw of (key, round), independent of all others, tells whether the key is present
-after the round; another one its row. So two draws, the round's and the one before, tell the change
-of a turn: absent then present is an insert, present twice an update, present then absent a delete,
-absent twice no change. Retractions are exact although no row is kept.
+Theory of operation. Time is divided into *rounds*. In each round every key has one turn, in an
+order that depends on the round. An independent random draw per (key, round) decides whether the key
+is present after the round, and another one determines its row. So the draws of this round and the
+previous one determine the change of a turn: absent then present is an insert, present twice an
+update, present then absent a delete, absent twice no change. Retractions are exact although no rows
+are stored.
 
-With a share p of keys present, updates are to deletes as p to ``1 - p``, inserts are as many as
-deletes, and the number of rows stays about p of the keys.
+If a share p of the keys is present, the ratio of updates to deletes is p to ``1 - p``, there are as
+many inserts as deletes, and the number of rows stays at about p of the keys.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ PAYLOAD_BYTES_MAX: Final = 4096
 
 
 class ChurnConfig(GeneratorConfig, frozen=True, kw_only=True, tag="churn"):
-    """An event is the turn of a key; `rate` counts those that change something."""
+    """Configuration of a churn generator. Each event is the turn of one key; `rate` counts the
+    events that change something."""
 
     keys: int = 100_000
     updates: float = 8.0
-    """Weight of updates, relative to `deletes`; inserts are as many as deletes."""
+    """Weight of updates relative to `deletes`. There are as many inserts as deletes."""
     deletes: float = 1.0
     payload_bytes: int = 32
     """Length of each row's text."""
@@ -64,25 +66,24 @@ class ChurnConfig(GeneratorConfig, frozen=True, kw_only=True, tag="churn"):
         return self.updates / (self.updates + self.deletes)
 
     def check(self) -> None:
-        """See `GeneratorConfig.check`."""
+        """Raise `InvalidUsage` if an option is out of range."""
         super().check()
         at_least(self, keys=1, updates=0, deletes=0, payload_bytes=0)
         if self.keys > KEYS_MAX:
-            raise InvalidUsage(f"keys = {self.keys}: must be at most {KEYS_MAX}")
+            raise InvalidUsage(f"invalid keys {self.keys}: expected at most {KEYS_MAX}")
         if self.payload_bytes > PAYLOAD_BYTES_MAX:
             raise InvalidUsage(
-                f"payload_bytes = {self.payload_bytes}: must be at most {PAYLOAD_BYTES_MAX}"
+                f"invalid payload_bytes {self.payload_bytes}: expected at most {PAYLOAD_BYTES_MAX}"
             )
         if not 0 < self.updates < math.inf or not self.deletes < math.inf:
             raise InvalidUsage(
-                f"updates = {self.updates}, deletes = {self.deletes}: some updates there must be, "
-                "and deletes may be 0"
+                f"invalid updates {self.updates}, deletes {self.deletes}: expected finite weights, "
+                "with updates above 0"
             )
 
 
 class ChurnSeries(PreparedSeries):
-    """The series: event n is turn ``n % keys`` of round ``1 + n // keys``; round 0 gives the first
-    contents."""
+    """Event n is turn ``n % keys`` of round ``1 + n // keys``; round 0 gives the first contents."""
 
     exports = (SourceExport(EXPORT, SCHEMA),)
 
@@ -99,7 +100,7 @@ class ChurnSeries(PreparedSeries):
         self._payloads = DrawStream(config.seed, "payload").texts(numbered(0, PAYLOADS), size, size)
 
     def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
-        """See `EventSeries`: each key's row is that of its last turn's round."""
+        """Yield each key's row as of its last turn."""
         round_, turn = 1 + at // self._keys, at % self._keys
         for start in range(0, self._keys, self.events_at_once):
             turns = numbered(start, min(self._keys, start + self.events_at_once))
@@ -111,7 +112,7 @@ class ChurnSeries(PreparedSeries):
             yield self._rows([(keys[kept], rounds[kept], 1)])
 
     def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
-        """See `EventSeries`. A piece ends with its round."""
+        """Yield the changes of these events. A piece ends with its round."""
         while start < stop:
             round_, turn = 1 + start // self._keys, start % self._keys
             count = min(stop - start, self._keys - turn)
@@ -125,8 +126,8 @@ class ChurnSeries(PreparedSeries):
         """Return the keys that have these turns in a round."""
         drawn = self._orders.below(np.array([2 * round_, 2 * round_ + 1]), self._keys)
         factor, shift = int(drawn[0]) | 1, int(drawn[1])
-        # Multiplication modulo the number of keys is a permutation if the factor is coprime to it;
-        # it scatters neighbours, and is no shuffle.
+        # Multiplication modulo the number of keys is a permutation if the factor is coprime to it.
+        # It is not a shuffle, but it separates neighbours.
         while math.gcd(factor, self._keys) != 1:
             factor += 1
         return (turns * (factor % self._keys) + shift) % self._keys
@@ -135,7 +136,7 @@ class ChurnSeries(PreparedSeries):
         return self._there.unit(self._number(keys, rounds)) < self._present
 
     def _number(self, keys: Numbers, rounds: Numbers) -> Numbers:
-        """Return one number for each key in a round."""
+        """Return a unique number for each (key, round)."""
         return rounds * self._keys + keys
 
     def _rows(self, turns: list[tuple[Numbers, Numbers, int]]) -> SourceRows:

@@ -1,8 +1,9 @@
-"""Reads files of a copy as `copy-to` wrote them, so that every value is what it was. Blocking.
+"""Reads the files of a copy exactly as `copy-to` wrote them, so that every value is preserved.
+Blocking.
 
-A manifest describes the copy, so no options are needed. Spark does not read these files: its
-readers of CSV and JSON cannot tell all that is in them (an empty text from NULL, keys of a map that
-are no text). Columns are found by name, and read in the types of the target.
+A manifest describes the copy, so no options are needed. Spark cannot read these files exactly: its
+CSV and JSON readers do not distinguish an empty text from NULL, or read maps whose keys are not
+text. Columns are found by name, and read in the types of the target.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from actors.model.plan.schema import DIFF, TableSchema
 from actors.runtime.errors import InvalidUsage
 
 BLOCK_BYTES_MAX: Final = 64 << 20
-"""Greatest length of one CSV row."""
+"""Maximum length of one CSV row."""
 LINES_AT_ONCE: Final = 10_000
 BYTES_AT_ONCE: Final = 8 << 20
 _READING: Final = (pa.ArrowException, OSError, RowMisfit, UnicodeDecodeError)
 
 
 class UnreadableCopy(Exception):
-    """A file of a copy differs from what was written; the text gives the reason."""
+    """A file of a copy differs from what was written. The text says how."""
 
 
 def columns_of_copy(manifest: CopyManifest, target: TableSchema) -> TableSchema:
-    """Return the target's columns that the copy has, in the copy's order. Raises `InvalidUsage`
-    for a column that the target has not."""
+    """Return the target's columns that the copy contains, in the copy's order. Raises
+    `InvalidUsage` for a column that the target does not have."""
     own = {column.name.lower(): column for column in target.columns}
     strangers = [c.name for c in manifest.schema if c.name.lower() not in own]
     if strangers:
         raise InvalidUsage(
-            f"the copy of {manifest.object} has columns that the table has not: "
+            f"the copy of {manifest.object} has columns that the table does not have: "
             f"{', '.join(strangers)}"
         )
     return TableSchema(tuple(own[column.name.lower()] for column in manifest.schema))
@@ -48,8 +49,10 @@ def columns_of_copy(manifest: CopyManifest, target: TableSchema) -> TableSchema:
 def read_copied(
     path: str, kind: str, columns: TableSchema, record_bytes_max: int = BLOCK_BYTES_MAX
 ) -> Iterator[pa.Table]:
-    """Yield the rows of a CSV or JSON file with these columns, in pieces. No row of CSV is longer
-    than `record_bytes_max`. Raises `UnreadableCopy`."""
+    """Yield the rows of a CSV or JSON file with these columns, in pieces.
+
+    A CSV row may be at most `record_bytes_max` long. Raises `UnreadableCopy`.
+    """
     try:
         if kind == "csv":
             yield from _read_csv(path, columns, record_bytes_max)
@@ -76,7 +79,7 @@ def _read_json(path: str, columns: TableSchema) -> Iterator[pa.Table]:
 
 def _read_csv(path: str, columns: TableSchema, record_bytes_max: int) -> Iterator[pa.Table]:
     shape = columns.arrow()
-    # Arrow reads no base64: binary columns are read as text first.
+    # Arrow cannot decode base64, so binary columns are read as text first.
     texts = [pa.string() if pa.types.is_binary(field.type) else field.type for field in shape]
     with open(path, "rb") as file:
         size = file.seek(0, 2)
@@ -91,7 +94,7 @@ def _read_csv(path: str, columns: TableSchema, record_bytes_max: int) -> Iterato
                 column_types=dict(zip(_header(path), texts, strict=True)),
                 null_values=[""],
                 strings_can_be_null=True,
-                # Empty and unquoted is NULL; an empty text is written in quotes.
+                # An unquoted empty field is NULL; an empty text is written in quotes.
                 quoted_strings_can_be_null=False,
             ),
         )
@@ -116,4 +119,4 @@ def _binary(column: pa.Array) -> pa.Array:
             pa.binary(),
         )
     except binascii.Error as error:
-        raise RowMisfit(f"what should be base64 is not: {error}") from None
+        raise RowMisfit(f"invalid base64 in a binary column: {error}") from None

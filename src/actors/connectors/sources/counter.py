@@ -1,4 +1,4 @@
-"""1, 2, 3, …: the simplest generator. With `max_cardinality`, the oldest numbers are retracted."""
+"""The simplest generator: 1, 2, 3, … With `max_cardinality`, it retracts the oldest numbers."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ PIECE_ROWS: Final = 100_000
 
 
 class CounterConfig(GeneratorConfig, frozen=True, kw_only=True, tag="counter"):
-    """An event is the next number."""
+    """Configuration of a counter. Each event adds the next number."""
 
     max_cardinality: int | None = None
-    """Most rows at a time: each further one replaces the oldest. None: no limit."""
+    """Maximum number of rows at a time. Beyond it, each new row replaces the oldest. None: no
+    limit."""
 
     def check(self) -> None:
-        """See `GeneratorConfig.check`."""
+        """Raise `InvalidUsage` if an option is out of range."""
         super().check()
         if self.max_cardinality is not None:
             at_least(self, max_cardinality=1)
 
 
 class CounterSeries(PreparedSeries):
-    """The series: event n is the number ``n + 1``."""
+    """Event `n` (from 0) adds the number ``n + 1``."""
 
     exports = (SourceExport(EXPORT, SCHEMA),)
     events_at_once = PIECE_ROWS
@@ -47,14 +48,14 @@ class CounterSeries(PreparedSeries):
         self._limit = config.max_cardinality
 
     def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
-        """See `EventSeries`."""
+        """Yield the numbers that are present after the first `at` events."""
         first = 0 if self._limit is None else max(0, at - self._limit)
         for start in range(first, at, PIECE_ROWS):
             yield _rows(numbered(start, min(at, start + PIECE_ROWS)) + 1, 1)
 
     def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
-        """See `EventSeries`. Rows that are inserted and deleted within these events are left
-        out."""
+        """Yield the net changes of the events ``start <= n < stop``. Rows that are both inserted
+        and deleted by these events are left out."""
         if self._limit is None:
             yield _rows(numbered(start, stop) + 1, 1)
             return

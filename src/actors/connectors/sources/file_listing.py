@@ -1,19 +1,19 @@
-"""Finds the new files of a folder, by a position of bounded size.
+"""Finds the new files of a folder, using a position of bounded size.
 
-Theory of operation. Files are taken in the order of (time of modification, hash of the name). The
-position remembers the last `RECENT_MAX` of the files taken; the greatest forgotten one is the *low
-mark*. A file is new when it is not remembered and lies beyond the low mark. So a file may come with
-an older time than others taken before it, as long as fewer than `RECENT_MAX` files beyond it were
-taken; and a time in the future harms no other file.
+Theory of operation. Files are ingested in the order of (modification time, hash of the name). The
+position remembers the last `RECENT_MAX` ingested files; the greatest forgotten one is the *low
+mark*. A file is new if it is not remembered and greater than the low mark. So a file may appear
+with an older time than ingested ones, as long as fewer than `RECENT_MAX` greater files were
+ingested; and a time in the future does not affect other files.
 
-Files that are reported and not taken:
-- *late*: at or below the low mark, not remembered, but its inode changed after the last scan
-  (it was renamed in with an old time; or only its owner or mode was changed);
-- *changed*: remembered with another time: it was written again after it was taken. It is
-  reported once, and counts with its new time from then on.
+Files that are reported and not ingested:
+- *late*: at or below the low mark and not remembered, but its inode changed after the last scan.
+  (It was renamed into the folder with an old time, or only its owner or mode changed.)
+- *changed*: remembered with another time, so it was written again after it was ingested. It is
+  reported once, and remembered with its new time from then on.
 
-A forgotten file that is written again cannot be told from a new one. Links are followed to files
-below the allowed folders, and to no folders.
+A forgotten file that is written again cannot be distinguished from a new one. Symbolic links are
+followed to files below the allowed folders, but not to folders.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ class FoundFile(NamedTuple):
     name: str
     """Path below the folder."""
     path: str
-    """Path with links resolved; for an object of a bucket, its URL."""
+    """Path with links resolved; the URL for an object in a bucket."""
     size: int
     """Size in bytes."""
     inode_changed_ns: int
-    """Time of the inode's last change: also of a rename, or another owner."""
+    """Time of the inode's last change, which includes renames and changes of the owner."""
     version: ObjectVersion | None = None
-    """The listed version of an object in a bucket."""
+    """Version of an object in a bucket, when it was listed."""
 
     @property
     def key(self) -> tuple[int, bytes]:
-        """Return the sort key."""
+        """Return the sort key: modification time and hash of the name."""
         return self.modified_ns, self.hash
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """A position as JSON."""
+    """A position in its JSON form."""
 
     low_ns: int
     low_hash: bytes
@@ -74,18 +74,19 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class IngestedFiles(NamedTuple):
-    """The files taken so far."""
+    """The files ingested so far, as far as the position remembers them."""
 
     low: tuple[int, bytes] = (-(1 << 63), b"")
+    """The low mark: the greatest forgotten file."""
     looked_ns: int = 0
-    """Newest change of an inode at the last scan of the folder."""
+    """Newest inode change seen by the last scan of the folder."""
     recent: Mapping[bytes, int] = {}
-    """Hash of the name → time of modification."""
+    """Modification time by hash of the name."""
     exports: tuple[str, ...] = ()
-    """The exports that hold the files."""
+    """The exports that contain the files."""
 
     def position(self) -> str:
-        """Return the position of a source, as text."""
+        """Return the ledger as a source position."""
         entries = b"".join(_ENTRY.pack(name, at) for name, at in self.recent.items())
         recent = base64.b64encode(entries).decode()
         written = _Written(*self.low, self.looked_ns, recent, self.exports)
@@ -93,23 +94,25 @@ class IngestedFiles(NamedTuple):
 
     @classmethod
     def of(cls, position: str) -> IngestedFiles:
-        """Parse the text of `position`. Raises `InvalidUsage`."""
+        """Parse the text of a position. Raises `InvalidUsage`."""
         try:
             found = msgspec.json.decode(position, type=_Written)
             entries = dict(_ENTRY.iter_unpack(base64.b64decode(found.recent, validate=True)))
         except (msgspec.DecodeError, ValueError, struct.error) as error:
             raise InvalidUsage(
-                f"{position[:100]!r} is not a position of a source of files: {error}"
+                f"invalid position of a source of files {position[:100]!r}: {error}"
             ) from None
         return cls((found.low_ns, found.low_hash), found.looked_ns, entries, found.exports)
 
     def holding(self, exports: tuple[str, ...]) -> IngestedFiles:
-        """Return the same files, held by these exports."""
+        """Return the same ledger, with these exports."""
         return self._replace(exports=exports)
 
     def verdict(self, file: FoundFile, looked_ns: int) -> str:
-        """Return ``new``, ``taken``, ``late`` or ``changed``; `looked_ns`: that of the last
-        scan."""
+        """Return ``new``, ``taken`` (ingested), ``late`` or ``changed``.
+
+        `looked_ns` is the newest inode change seen by the last scan.
+        """
         known = self.recent.get(file.hash)
         if known is not None:
             return "taken" if known == file.modified_ns else "changed"
@@ -118,34 +121,37 @@ class IngestedFiles(NamedTuple):
         return "late" if file.inode_changed_ns > looked_ns else "taken"
 
     def plus(self, files: Sequence[FoundFile], looked_ns: int | None = None) -> IngestedFiles:
-        """Return the files taken with these added; `looked_ns`: of the scan that found them (None:
-        of the last one)."""
+        """Return the ledger with these files added.
+
+        `looked_ns` is that of the scan that found them; None keeps the current one.
+        """
         looked_ns = self.looked_ns if looked_ns is None else looked_ns
         recent = dict(self.recent) | {file.hash: file.modified_ns for file in files}
         low = self.low
         if LISTED_FILES.crossed(len(recent) > RECENT_MAX):
             keys = [(at, name) for name, at in recent.items()]
             kept = nlargest(RECENT_MAX, keys)
-            # The low mark never falls: a file at or below it would be taken twice.
+            # The low mark never decreases: otherwise a file at or below it would be ingested twice.
             low = max(low, *(set(keys) - set(kept)))
             recent = {name: at for at, name in kept}
         return self._replace(low=low, looked_ns=looked_ns, recent=recent)
 
 
 class FolderScan(NamedTuple):
-    """Result of a scan of the folder."""
+    """Result of scanning the folder."""
 
     new: tuple[FoundFile, ...]
+    """New files, in order."""
     """New files, in order."""
     looked_ns: int
     late: tuple[str, ...] = ()
     changed: tuple[FoundFile, ...] = ()
     refused: tuple[str, ...] = ()
-    """Links that lead out of the allowed folders."""
+    """Links to files outside the allowed folders."""
 
 
 class ListingScope(NamedTuple):
-    """A folder to scan, and the pattern of names."""
+    """A folder to scan, the folders that links may lead to, and the pattern of file names."""
 
     folder: str
     roots: tuple[str, ...]
@@ -160,29 +166,28 @@ def allowed_roots(settings: Settings) -> tuple[str, ...]:
 
 
 def allowed(path: str, roots: Iterable[str]) -> str:
-    """Return a path with links resolved. Raises `InvalidUsage` if it is not below an allowed
+    """Return the path with links resolved. Raises `InvalidUsage` if it is not below an allowed
     folder."""
     real = os.path.realpath(path)
     if not is_below(real, roots):
         raise InvalidUsage(
-            f"{path} lies in none of the folders that may be read: the setting source_dirs names "
-            "them, and links count by where they lead"
+            f"{path} is not below a folder that may be read (source_dirs, with links resolved)"
         )
     return real
 
 
 def is_below(real: str, roots: Iterable[str]) -> bool:
-    """Say whether a path without links is one of the folders or in it."""
+    """Return whether a path without links is one of the folders or below one."""
     return any(real == root or real.startswith(root.rstrip("/") + "/") for root in roots)
 
 
 def hash_of(name: str) -> bytes:
-    """Return the hash by which a name is remembered."""
+    """Return the hash under which a name is remembered."""
     return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=HASH_BYTES).digest()
 
 
 def scan(place: ListingScope, taken: IngestedFiles, looked_ns: int) -> FolderScan:
-    """List the folder and sort its files by verdict. Blocks; raises `OSError`."""
+    """List the folder and sort its files by verdict. Blocking; raises `OSError`."""
     new: list[FoundFile] = []
     changed: list[FoundFile] = []
     late: list[str] = []
@@ -201,8 +206,11 @@ def scan(place: ListingScope, taken: IngestedFiles, looked_ns: int) -> FolderSca
 
 
 def listed(place: ListingScope, refused: list[str]) -> Iterator[FoundFile]:
-    """Yield the files of the folder that fit the pattern; add names that may not be read to
-    `refused`. Files and folders with names that begin with ``.`` or ``_`` are skipped. Blocks."""
+    """Yield the files of the folder that match the pattern, and add links that may not be followed
+    to `refused`.
+
+    Names that start with ``.`` or ``_`` are skipped. Blocking.
+    """
     folders = [("", place.folder)]
     while folders:
         below, folder = folders.pop()
@@ -225,7 +233,7 @@ def _found(
 ) -> FoundFile | None:
     path = entry.path
     if entry.is_symlink():
-        # The resolved path is checked, and the same path is read later.
+        # The resolved path is checked, and exactly that path is read later.
         path = os.path.realpath(path)
         if not is_below(path, roots):
             refused.append(name)
@@ -233,15 +241,14 @@ def _found(
     try:
         seen = os.stat(path)
     except FileNotFoundError:
-        return None  # removed since it was listed, or a dangling link
+        return None  # it was removed since the listing, or the link is dangling
     if not stat.S_ISREG(seen.st_mode):
         return None
     return FoundFile(seen.st_mtime_ns, hash_of(name), name, path, seen.st_size, seen.st_ctime_ns)
 
 
 def unchanged(files: Iterable[FoundFile]) -> str | None:
-    """Return the path of a file that differs from its listing; None if all are as listed.
-    Blocks."""
+    """Return the path of a file that changed since its listing; None if there is none. Blocking."""
     for file in files:
         try:
             seen = os.stat(file.path)
@@ -253,7 +260,7 @@ def unchanged(files: Iterable[FoundFile]) -> str | None:
 
 
 def first_batch(files: Sequence[FoundFile], files_max: int, bytes_max: int) -> Sequence[FoundFile]:
-    """Return the first files that fit the limits: at least one."""
+    """Return as many files as fit the limits, from the first one on, but at least one."""
     count = size = 0
     for file in files[:files_max]:
         size += file.size

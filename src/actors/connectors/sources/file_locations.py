@@ -1,8 +1,9 @@
-"""Places of files: a folder of the machine, or a place in a bucket, with one interface for both.
+"""Locations of files: a local folder or a path in a bucket, behind one interface.
 
 Theory of operation. A `FileLocation` lists files (`scan`, `list_all`), makes them readable on the
-disk (`opened_locally`), and keeps a `FileLedger` of the files taken. Readers keep the listed
-`FoundFile`s, and read those that `opened_locally` yields: for a folder they are the same.
+local disk (`opened_locally`), and keeps a `FileLedger` of the files that were ingested. Readers
+keep the listed `FoundFile`s and read the ones that `opened_locally` yields; for a folder these are
+the same.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ from actors.runtime.errors import InvalidUsage
 
 
 class FileLedger(Protocol):
-    """The files taken so far; immutable."""
+    """The files ingested so far. Immutable."""
 
     @property
     def exports(self) -> tuple[str, ...]:
-        """Return the exports that hold them."""
+        """Return the names of the exports that contain them."""
         ...
 
     def holding(self, exports: tuple[str, ...]) -> Self:
-        """Return the same files, held by these exports."""
+        """Return the same ledger, with these exports."""
         ...
 
     def plus(self, files: Sequence[FoundFile]) -> Self:
-        """Return the ledger with these files taken, too."""
+        """Return the ledger with these files added."""
         ...
 
     def position(self) -> str:
-        """Return the position of a source, as text."""
+        """Return the ledger as a source position."""
         ...
 
 
@@ -66,30 +67,34 @@ class FileNotice(NamedTuple):
 
 
 class ListingResult(NamedTuple):
-    """Result of a scan."""
+    """Result of scanning a location for new files."""
 
     new: Sequence[FoundFile]
-    """New files in order; only the first ones, when they are very many."""
+    """New files, in order. Only the first ones if there are very many."""
     taken: FileLedger
-    """The ledger given, updated by this scan."""
+    """The given ledger, updated by this scan."""
     behind: int = 0
-    """Number of new files beyond `new`; then their bytes."""
+    """Number of new files that are not in `new`, followed by their total size."""
     behind_bytes: int = 0
     newest: str = ""
-    """Name of the last new file."""
+    """Name of the last new file; "" if there is none."""
     notices: tuple[FileNotice, ...] = ()
 
 
 class FileLocation(Protocol):
-    """The place of the files of one source, or of one copy. Methods raise `SourceUnreachable` when
-    it cannot be listed or read just now, `InvalidUsage` when it may not be read."""
+    """Where the files of one source or one copy are.
+
+    Methods raise `SourceUnreachable` if the location cannot be listed or read at the moment, and
+    `InvalidUsage` if the service may not read it.
+    """
 
     async def check(self) -> None:
         """Check that the place may be read."""
         ...
 
     def ledger_at(self, position: str | None) -> FileLedger:
-        """Return the ledger of a position; None: of no files. Raises `InvalidUsage`."""
+        """Return the ledger stored in a position; an empty one for None. Raises `InvalidUsage` for
+        an invalid position."""
         ...
 
     async def scan(self, taken: FileLedger) -> ListingResult:
@@ -101,38 +106,42 @@ class FileLocation(Protocol):
         ...
 
     async def manifest(self) -> CopyManifest | None:
-        """Return the manifest of the copy at the place; None if there is none. Raises
-        `InvalidUsage` for a file of that name with other contents."""
+        """Return the manifest of the copy at this location; None if there is none.
+
+        Raises `InvalidUsage` if the manifest file has invalid contents.
+        """
         ...
 
     def first_batch(
         self, files: Sequence[FoundFile], files_max: int, bytes_max: int
     ) -> Sequence[FoundFile]:
-        """Return the first files that fit the limits: at least one."""
+        """Return as many files as fit the limits, from the first one on, but at least one."""
         ...
 
     def opened_locally(
         self, files: Sequence[FoundFile]
     ) -> AbstractAsyncContextManager[Sequence[FoundFile]]:
-        """Yield the same files with a readable `path`, valid as long as the block lasts. Raises
-        `MalformedFile` for a file that is too large to be downloaded."""
+        """Yield the same files with a `path` that is readable while the block lasts.
+
+        Raises `MalformedFile` for a file that is too large to download.
+        """
         ...
 
     async def find_changed(self, files: Sequence[FoundFile]) -> str | None:
-        """Return the path of a file that may have been read in another version than listed; None:
-        none."""
+        """Return the path of a file that may have been read in a version other than the listed one;
+        None if there is none."""
         ...
 
 
 class LocationReader:
-    """Reads files of any place; errors name files by their path or URL at the place."""
+    """Reads files of any location. Errors name a file by its path or URL at the location."""
 
     def __init__(self, reader: FileReader, place: FileLocation) -> None:
         self._reader = reader
         self._location = place
 
     async def pieces(self, files: Sequence[FoundFile]) -> AsyncGenerator[pa.Table, None]:
-        """See `FileReader.pieces`."""
+        """Yield the rows of these files in pieces of bounded size, as `FileReader.pieces` does."""
         async with self._location.opened_locally(files) as local:
             try:
                 async with aclosing(self._reader.pieces(local)) as pieces:
@@ -145,7 +154,7 @@ class LocationReader:
 def restore_paths(
     error: MalformedFile, files: Sequence[FoundFile], local: Sequence[FoundFile]
 ) -> MalformedFile:
-    """Return the error with local paths replaced by those at the place."""
+    """Return the error with local paths replaced by paths at the location."""
     path = {here.path: file.path for file, here in zip(files, local, strict=True)}
     return MalformedFile(
         restore_paths_in_text(str(error), files, local),
@@ -154,17 +163,17 @@ def restore_paths(
 
 
 def restore_paths_in_text(text: str, files: Sequence[FoundFile], local: Sequence[FoundFile]) -> str:
-    """Return a text with local paths replaced by those at the place."""
+    """Return a text with local paths replaced by paths at the location."""
     for outside, here in zip(files, local, strict=True):
         if outside.path != here.path:
-            # Spark writes paths in any of three forms.
+            # Spark writes a path in any of three forms.
             for form in (f"file://{here.path}", f"file:{here.path}", here.path):
                 text = text.replace(form, outside.path)
     return text
 
 
 class FolderLocation:
-    """A folder; for a copy, also a single file. See `FileLocation`."""
+    """A local folder; for a copy, also a single file."""
 
     def __init__(self, path: str, pattern: str, recursive: bool, around: ConnectorContext) -> None:
         self._path = path
@@ -174,47 +183,47 @@ class FolderLocation:
         self._roots = allowed_roots(around.settings)
 
     async def check(self) -> None:
-        """See `FileLocation`."""
+        """Raise `InvalidUsage` if the folder is not below source_dirs."""
         await self._location()
 
     def ledger_at(self, position: str | None) -> IngestedFiles:
-        """See `FileLocation`."""
+        """Return the ledger stored in a position; an empty one for None."""
         return IngestedFiles() if position is None else IngestedFiles.of(position)
 
     async def scan(self, taken: FileLedger) -> ListingResult:
-        """See `FileLocation`."""
+        """List the folder, and compare the files with the ledger."""
         assert isinstance(taken, IngestedFiles), "its own"
         place, looked_ns = await self._location(), taken.looked_ns
         try:
             found = await self._clock.run_blocking(lambda: scan(place, taken, looked_ns))
         except OSError as error:
             raise SourceUnreachable(
-                f"the folder {self._path} cannot be listed: {error.strerror or error}",
-                "it must be there, and the service may list it",
+                f"cannot list folder {self._path}: {error.strerror or error}",
+                "check that it exists and that the service may list it",
             ) from None
-        late = "came too late, or its inode was changed; touch it to have it taken"
+        late = "appeared too late, or its inode changed; touch it to have it ingested"
         return ListingResult(
             found.new,
             taken.plus(found.changed, found.looked_ns),
             newest=found.new[-1].name if found.new else "",
             notices=(
                 FileNotice(late, found.late),
-                FileNotice("was changed after it was taken", [file.name for file in found.changed]),
-                FileNotice("is a link that leads out of source_dirs", found.refused, repeated=True),
+                FileNotice("changed after it was ingested", [file.name for file in found.changed]),
+                FileNotice("is a link to a file outside source_dirs", found.refused, repeated=True),
             ),
         )
 
     async def list_all(self) -> list[FoundFile]:
-        """See `FileLocation`."""
+        """Return all files of the folder in order, or the single file."""
         try:
             return await self._clock.run_blocking(self._list_all)
         except OSError as error:
             raise SourceUnreachable(
-                f"{self._path} cannot be read: {error.strerror or error}"
+                f"cannot read {self._path}: {error.strerror or error}"
             ) from None
 
     async def manifest(self) -> CopyManifest | None:
-        """See `FileLocation`."""
+        """Read the manifest of the copy in this folder; None if there is none."""
         return await self._clock.run_blocking(self._manifest)
 
     def _manifest(self) -> CopyManifest | None:
@@ -225,7 +234,7 @@ class FolderLocation:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise SourceUnreachable(f"{path} cannot be read: {error.strerror or error}") from None
+            raise SourceUnreachable(f"cannot read {path}: {error.strerror or error}") from None
         return decode_manifest(text, path)
 
     def _list_all(self) -> list[FoundFile]:
@@ -234,7 +243,7 @@ class FolderLocation:
         if os.path.isdir(real):
             place = ListingScope(real, roots, self._pattern, self._recursive)
         else:
-            # Raises for a path that does not exist: the listing of its folder would just lack it.
+            # Raises for a missing path. Listing its folder would just not include it.
             os.stat(real)
             place = ListingScope(os.path.dirname(real), roots)
         refused: list[str] = []
@@ -242,24 +251,25 @@ class FolderLocation:
         if not os.path.isdir(real):
             files = [file for file in files if file.path == real]
         if refused:
-            raise InvalidUsage(f"{refused[0]} is a link that leads out of source_dirs")
+            raise InvalidUsage(f"{refused[0]} is a link to a file outside source_dirs")
         return files
 
     def first_batch(
         self, files: Sequence[FoundFile], files_max: int, bytes_max: int
     ) -> Sequence[FoundFile]:
-        """See `FileLocation`."""
+        """Return as many files as fit the limits, from the first one on, but at least one."""
         return first_batch(files, files_max, bytes_max)
 
     @asynccontextmanager
     async def opened_locally(
         self, files: Sequence[FoundFile]
     ) -> AsyncIterator[Sequence[FoundFile]]:
-        """See `FileLocation`: files are read where they are."""
+        """Yield the files unchanged: they are read in place."""
         yield files
 
     async def find_changed(self, files: Sequence[FoundFile]) -> str | None:
-        """See `FileLocation`: size and time are compared with the listing."""
+        """Compare the files' sizes and times with the listing; return the path of one that
+        changed."""
         return await self._clock.run_blocking(lambda: unchanged(files))
 
     async def _location(self) -> ListingScope:

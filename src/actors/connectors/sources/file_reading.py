@@ -1,8 +1,9 @@
-"""Reads files as rows, in bounded pieces: by Spark, or here where the result is surely the same.
+"""Reads files as rows in bounded pieces: through Spark, or directly where the result is certainly
+the same.
 
-Spark defines what a file means, so files are read by a job of the engine, whose answer comes as
-Arrow or as Parquet files. Parquet files whose columns have exactly the wanted types are read here,
-at the speed of Arrow (`reads_like_spark`). No row passes through Python one by one.
+Spark defines what a file contains, so files are read by a job of the engine, which returns Arrow or
+Parquet files. Parquet files whose columns have exactly the wanted types are read directly, at the
+speed of Arrow (`reads_like_spark`). Rows are never processed one by one in Python.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ PIECE_BYTES = 8 << 20
 Format: TypeAlias = Literal["parquet", "csv", "json"]
 
 INFER_FILES: Final = 10
-"""Number of files from which columns are inferred."""
-_HINT: Final = "repair the file, remove it, or put _ before its name"
+"""Maximum number of files from which columns are inferred."""
+_HINT: Final = "repair the file, remove it, or prefix its name with _"
 _TEXT: Final = "timeZone locale mode columnNameOfCorruptRecord dateFormat timestampFormat"
 _TEXT_TOO: Final = "timestampNTZFormat enableDateTimeParsingFallback multiLine encoding lineSep"
 OPTIONS: Final[dict[str, frozenset[str]]] = {
@@ -67,11 +68,11 @@ OPTIONS: Final[dict[str, frozenset[str]]] = {
         "allowNonNumericNumbers".lower().split()
     ),
 }
-"""Options of Spark's readers that may be given, in lower case. None of them names other files."""
+"""Allowed options of Spark's readers, in lower case. None of them can name other files."""
 
 
 class MalformedFile(SourceUnreachable):
-    """A file cannot be read as it is; `path`: the file, None if unknown."""
+    """A file cannot be read as it is. `path` names the file; None if unknown."""
 
     def __init__(self, message: str, path: str | None) -> None:
         super().__init__(message, _HINT)
@@ -81,29 +82,32 @@ class MalformedFile(SourceUnreachable):
 def check_options(kind: str, options: Mapping[str, str]) -> None:
     """Raise `InvalidUsage` for an unknown format or option."""
     if kind not in OPTIONS:
-        raise InvalidUsage(f"format = {kind!r}: must be one of {', '.join(OPTIONS)}")
+        raise InvalidUsage(f"invalid format {kind!r}: expected one of {', '.join(OPTIONS)}")
     for name in options:
         if name.lower() not in OPTIONS[kind]:
             raise InvalidUsage(
-                f"option {name!r} is not one for {kind}: {', '.join(sorted(OPTIONS[kind]))} are"
+                f"unknown option {name!r} for {kind} (available: "
+                f"{', '.join(sorted(OPTIONS[kind]))})"
             )
 
 
 def check_columns(columns: Sequence[TableColumn]) -> TableSchema:
-    """Return the columns as a schema. Raises `InvalidUsage` for a name that comes twice or a type
-    that is not supported."""
+    """Return the columns as a schema. Raises `InvalidUsage` for a duplicate name or an unsupported
+    type."""
     schema = TableSchema(tuple(columns))
     low = [name.lower() for name in schema.names]
     twice = sorted({name for name in schema.names if low.count(name.lower()) > 1})
     if twice:
-        raise InvalidUsage(f"columns that are named twice: {', '.join(twice)}")
+        raise InvalidUsage(f"duplicate column names: {', '.join(twice)}")
     schema.arrow()
     return schema
 
 
 class FileReader:
-    """Reads files of one format into rows with the columns `keep`. `read`: all columns of the files
-    (in their order, where files have no names for them)."""
+    """Reads files of one format into rows with the columns `keep`.
+
+    `read` are all columns of the files, in order where the files do not name them.
+    """
 
     def __init__(
         self,
@@ -115,8 +119,8 @@ class FileReader:
         *,
         copied: bool = False,
     ) -> None:
-        """Make a reader. `copied`: the files belong to a copy, and are read as `copy-to` wrote
-        them."""
+        """Make a reader. With `copied`, the files belong to a copy and are read the way `copy-to`
+        wrote them."""
         self._kind = kind
         self._copied = copied
         settings = around.settings
@@ -129,7 +133,7 @@ class FileReader:
         self._around = around
 
     async def pieces(self, files: Sequence[FoundFile]) -> AsyncGenerator[pa.Table, None]:
-        """Yield the files' rows. Raises `MalformedFile`, `SourceUnreachable`."""
+        """Yield the files' rows. Raises `MalformedFile` and `SourceUnreachable`."""
         made: Iterator[pa.Table] | None = None
         if self._copied and self._kind != "parquet":
             made = self._from_copy(files)
@@ -151,7 +155,7 @@ class FileReader:
             while (piece := await self._blocking(lambda: next(made, None))) is not None:
                 yield piece
         finally:
-            # The engine has left its answer in files that belong to us: nobody else deletes them.
+            # The engine's answer may be in files that nobody else deletes.
             with anyio.CancelScope(shield=True):
                 await self._around.clock.run_blocking(lambda: _remove(answer.paths()))
 
@@ -176,7 +180,7 @@ class FileReader:
         except _Unreadable as error:
             raise MalformedFile(str(error), error.path) from None
         except OSError as error:
-            raise SourceUnreachable(f"a file cannot be read: {error}") from None
+            raise SourceUnreachable(f"cannot read a file: {error}") from None
 
     async def _taken(self, files: Sequence[FoundFile]) -> RowsDone:
         paths = tuple(file.path for file in files)
@@ -203,7 +207,7 @@ async def infer(
     files: Sequence[FoundFile],
     around: ConnectorContext,
 ) -> TableSchema:
-    """Return the columns of the first files, as Spark infers them. Raises `InvalidUsage`,
+    """Return the columns that Spark infers from the first files. Raises `InvalidUsage` and
     `SourceUnreachable`."""
     given = dict(_options(kind, options))
     if kind == "csv" and "inferschema" not in {name.lower() for name in given}:
@@ -216,18 +220,19 @@ async def infer(
             lambda: _check_bounds(kind, given, first, bound, settings.file_record_bytes_max)
         )
     except (_Unreadable, OSError) as error:
-        raise InvalidUsage(f"the columns cannot be inferred, declare them: {error}") from None
+        raise InvalidUsage(f"cannot infer columns, declare them: {error}") from None
     job = InferFiles(f"files/{uuid.uuid4().hex}", paths, kind, tuple(given.items()))
     try:
         answer = await run(around, job, paths)
     except MalformedFile as error:
-        raise InvalidUsage(f"the columns cannot be inferred, declare them: {error}") from None
+        raise InvalidUsage(f"cannot infer columns, declare them: {error}") from None
     assert isinstance(answer, QueryAnalyzed)
     return check_columns(answer.schema.columns)
 
 
 async def run(around: ConnectorContext, job: Job, paths: Sequence[str]) -> Any:
-    """Run a job and return the engine's answer. Raises `MalformedFile`, `SourceUnreachable`."""
+    """Run a job that reads these files, and return the engine's answer. Raises `MalformedFile` and
+    `SourceUnreachable`."""
     try:
         return await around.run_job(job)
     except (DefiniteError, InvalidUsage) as error:
@@ -242,17 +247,17 @@ async def run(around: ConnectorContext, job: Job, paths: Sequence[str]) -> Any:
         ResourceClosed,
         ConnectionBroken,
     ) as error:
-        raise SourceUnreachable(f"the engine did not read files: {error}") from None
+        raise SourceUnreachable(f"the engine could not read the files: {error}") from None
 
 
 def _options(kind: Format, given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the options with our own default: a malformed record is an error, not a NULL."""
+    """Return the options with our own default: a malformed record is an error, not NULL."""
     if kind == "parquet" or "mode" in {name.lower() for name in given}:
         return tuple(given.items())
     return (("mode", "FAILFAST"), *given.items())
 
 
-# -- Parquet, read here ---------------------------------------------------------------------------
+# -- Parquet, read directly -----------------------------------------------------------------------
 
 
 class _Unreadable(Exception):
@@ -268,7 +273,8 @@ def _check_bounds(
     bound: DecodingBound,
     record_bytes_max: int,
 ) -> None:
-    """Raise `_Unreadable` for a file that Spark must not read. Blocks."""
+    """Raise `_Unreadable` for a file that Spark must not read because it decodes to too much.
+    Blocking."""
     for file in files:
         try:
             if kind == "parquet":
@@ -278,14 +284,16 @@ def _check_bounds(
         except DecodesTooLarge as error:
             raise _Unreadable(file.path, error) from None
         except (pa.ArrowException, OSError) as error:
-            # What is no Parquet file at all is Spark's to tell.
+            # Spark reports the error for a file that is not Parquet at all.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
 
 
 def has_types(path: str, wanted: TableSchema, bound: DecodingBound = DEFAULT_BOUND) -> bool:
-    """Return whether a Parquet file of a copy has just these types, nested ones too. Raises
-    `_Unreadable` for a footer that is too large. Blocks."""
+    """Return whether a Parquet file of a copy has exactly these types, including nested ones.
+
+    Raises `_Unreadable` for a footer that is too large. Blocking.
+    """
     try:
         with open_bounded(path, bound) as file:
             return bool(file.schema_arrow.types == wanted.arrow().types)
@@ -296,9 +304,12 @@ def has_types(path: str, wanted: TableSchema, bound: DecodingBound = DEFAULT_BOU
 
 
 def reads_like_spark(path: str, shape: pa.Schema, bound: DecodingBound = DEFAULT_BOUND) -> bool:
-    """Say whether Arrow surely reads a Parquet file as Spark does: every column is there under its
-    very name, is flat, and has the wanted type, and no dates are in the old calendar. False also
-    for a file that cannot be read. Raises `_Unreadable` for a footer that is too large. Blocks."""
+    """Return whether Arrow certainly reads a Parquet file as Spark does.
+
+    It does if every column exists under exactly its name, is flat and has the wanted type, and no
+    dates use the old calendar. Returns False for a file that cannot be read. Raises `_Unreadable`
+    for a footer that is too large. Blocking.
+    """
     try:
         with open_bounded(path, bound) as file:
             found, notes = file.schema_arrow, file.metadata.metadata or {}
@@ -306,15 +317,14 @@ def reads_like_spark(path: str, shape: pa.Schema, bound: DecodingBound = DEFAULT
         raise _Unreadable(path, error) from None
     except (OSError, pa.ArrowException):
         return False
-    # Spark marks files with dates of the Julian calendar so; Spark 1 and 2 wrote them without a
-    # mark.
+    # Spark marks files with Julian dates this way; Spark 1 and 2 wrote them without a mark.
     if any(b"legacy" in key.lower() for key in notes):
         return False
     spark = notes.get(b"org.apache.spark.version", b"4")
     if spark[:2] in (b"1.", b"2."):
         return False
     names = found.names
-    # Spark finds columns without regard to case.
+    # Spark's column names are case-insensitive.
     if len(set(map(str.lower, names))) < len(names):
         return False
     return all(
@@ -327,7 +337,7 @@ def reads_like_spark(path: str, shape: pa.Schema, bound: DecodingBound = DEFAULT
 
 def _same(there: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_nested(wanted):
-        return False  # their inner names and NULLs are too many cases
+        return False  # names and NULLs inside them would add too many cases
     if pa.types.is_string(wanted):
         return bool(
             pa.types.is_string(there)
@@ -353,8 +363,11 @@ def _from_parquet(
     engine: bool = False,
     named: str | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the rows of Parquet files. `engine`: it made these from others; `named` is the path of
-    the only one of those. Blocks."""
+    """Yield the rows of Parquet files.
+
+    With `engine`, the engine made these files from others; `named` is the path of the original, if
+    there is only one. Blocking.
+    """
     shape = keep.arrow()
     waiting: list[pa.Table] = []
     size = 0
@@ -373,10 +386,10 @@ def _from_parquet(
                     yield pa.concat_tables(waiting)
                     waiting, size = [], 0
         except DecodesTooLarge as error:
-            where = f"behind row {count}: {error}" if count else str(error)
+            where = f"after row {count}: {error}" if count else str(error)
             raise _Unreadable(named if engine else path, where) from None
         except (OSError, pa.ArrowException) as error:
-            behind = f"behind row {count}: {error}" if count else error
+            behind = f"after row {count}: {error}" if count else error
             raise _Unreadable(path, behind) from None
     if waiting:
         yield pa.concat_tables(waiting)
@@ -385,7 +398,8 @@ def _from_parquet(
 def _answered(
     answer: RowsDone, keep: TableSchema, bound: DecodingBound, path: str | None
 ) -> Iterator[pa.Table]:
-    """Yield the rows that the engine has read; `path`: of the file, if it was one. Blocks."""
+    """Yield the rows in the engine's answer. `path` is the file that was read, if it was only one.
+    Blocking."""
     if answer.arrow is not None:
         yield from _cut(from_ipc(answer.arrow), keep, path)
     if answer.arrow_file is not None:
@@ -396,7 +410,8 @@ def _answered(
 
 
 def _cut(rows: pa.Table, keep: TableSchema, path: str | None = None) -> Iterator[pa.Table]:
-    # Several pieces fit into the staging buffer: one is read while another becomes a part.
+    # Small pieces, so that several fit into the staging buffer: one is read while another becomes a
+    # part.
     rows = _as_stored(rows, keep, path)
     step = max(1, PIECE_BYTES * rows.num_rows // max(1, rows.nbytes))
     for start in range(0, rows.num_rows, step):
@@ -412,20 +427,22 @@ def _remove(paths: Sequence[str]) -> None:
 def _as_stored(
     rows: pa.Table, keep: TableSchema, path: str | None, rows_before: int | None = None
 ) -> pa.Table:
-    """Return rows in the types of `keep`, with CHAR(n) filled up; `rows_before`: rows of the file
-    before them, if known. Raises `_Unreadable` for a NULL where none may be, and for a text that is
-    too long."""
+    """Convert rows to the types of `keep`, and pad CHAR(n).
+
+    `rows_before` is the number of rows of the file before these, if known. Raises `_Unreadable` for
+    a NULL in a NOT NULL column, and for a text that is too long.
+    """
     shape = keep.arrow()
     if rows.schema != shape:
         rows = rows.cast(shape)
     for column in keep.columns:
         if not column.nullable and rows.column(column.name).null_count:
             where = ""
-            # The engine's rows may come in another order than the files have them.
+            # The engine may return rows in another order than the file's.
             if rows_before is not None:
                 first = pc.index(pc.is_null(rows.column(column.name)), True).as_py()
                 where = f" in row {rows_before + first + 1}"
-            raise _Unreadable(path, f"column {column.name} holds NULL{where}, and may not")
+            raise _Unreadable(path, f"column {column.name} is NOT NULL, but contains NULL{where}")
     try:
         return fit_texts_of(rows, keep)
     except TextTooLong as error:

@@ -1,19 +1,19 @@
-"""A folder, or a place in a bucket, as a source: each new file is ingested once, whole, in order.
+"""Ingests the files of a folder or of a path in a bucket: each new file once, as a whole, in order.
 
 Theory of operation. The source scans its folder, reads the new files in order, as many at a time as
-`batch_files_max` and `batch_bytes_max` allow, and gives a mark. The position tells which files were
-taken (`file_listing`, `object_listing`); it becomes durable together with their rows, so each file
-is in the table exactly once, whenever the service was killed.
+`batch_files_max` and `batch_bytes_max` allow, and returns a mark. The position contains which files
+were ingested (`file_listing`, `object_listing`). It becomes durable together with their rows, so
+each file is in the table exactly once, no matter when the service crashes.
 
-Rules of the folder, and of the bucket likewise:
-- a file is renamed into the folder, whole, and not written again. A batch with a file that was
-  changed while it was read is given up and read again;
-- a file that is late, or was changed after it was taken, is not taken, and reported as a warning
-  (`SourceLag.notes`);
-- a malformed file stops the source before it (`MalformedFile`, which names the file): files before
-  it are taken, and it is retried until it was repaired or removed. Options of Spark's readers can
-  accept such records;
-- removing a file retracts no rows.
+Rules for the folder, and likewise for a bucket:
+- Files are renamed into the folder when complete, and not written again. A batch with a file that
+  changed while it was read is discarded and read again.
+- A file that appears too late, or changed after it was ingested, is not ingested. It is reported as
+  a warning (`SourceLag.notes`).
+- At a malformed file, the source stops (`MalformedFile`, which names the file). Files before it are
+  ingested, and it is retried until it is repaired or removed. Options of Spark's readers can make
+  them accept such records.
+- Removing a file does not retract its rows.
 """
 
 from __future__ import annotations
@@ -69,29 +69,29 @@ WARNED_NAMES_MAX: Final = 3
 
 
 class FilesConfig(SourceConfig, frozen=True, kw_only=True, tag="files"):
-    """A folder of files of one format."""
+    """Configuration of a source of files in one format."""
 
     folder: str
-    """A path, or the URL of a place in a bucket (s3://bucket/path, gs://…, az://container/…)."""
+    """Absolute path, or URL of a path in a bucket (s3://bucket/path, gs://…, az://container/…)."""
     format: Format
     columns: tuple[TableColumn, ...] = ()
-    """Columns of the files (in order, for CSV without names). None: inferred by Spark from the
-    first files when the source is made."""
+    """Columns of the files (in order, for CSV without a header). Empty: Spark infers them from the
+    first files when the source is created."""
     options: dict[str, str] = msgspec.field(default_factory=dict)
     """Options of Spark's reader for the format."""
     pattern: str = "*"
-    """Shell pattern of file names."""
+    """Shell pattern that file names must match."""
     recursive: bool = False
     """True to include subfolders."""
     poll_ms: int = 1_000
-    """Interval of scans of the folder."""
+    """Interval in ms between scans of the folder."""
     batch_files_max: int = 1_000
-    """Most files of a transaction."""
+    """Maximum number of files in one transaction."""
     batch_bytes_max: int = 256 * 1024 * 1024
-    """Most bytes of a transaction, unless one file alone is larger."""
+    """Maximum number of bytes in one transaction, unless a single file is larger."""
 
     def check(self) -> None:
-        """Raise `InvalidUsage` naming the option that does not fit."""
+        """Raise `InvalidUsage`, which names the invalid option."""
         at_least(self, poll_ms=10, batch_files_max=1, batch_bytes_max=1)
         check_options(self.format, self.options)
         check_columns(self.columns)
@@ -99,13 +99,13 @@ class FilesConfig(SourceConfig, frozen=True, kw_only=True, tag="files"):
             bucket_path(self.folder)
         elif not self.folder.startswith("/"):
             raise InvalidUsage(
-                f"folder = {without_user(self.folder)!r}: must be an absolute path, or the URL of "
-                "a bucket"
+                f"invalid folder {without_user(self.folder)!r}: expected an absolute path or the "
+                "URL of a bucket"
             )
 
 
 class FilesSource:
-    """Ingests the files of one place. See `connectors.sources.source.SourceConnector`."""
+    """Ingests the files of one location; implements `connectors.sources.source.SourceConnector`."""
 
     def __init__(
         self, config: FilesConfig, around: ConnectorContext, opened: Opener = BucketStore.open
@@ -114,17 +114,27 @@ class FilesSource:
         self._around = around
         self._opened = opened
         self._location: FileLocation
+        # Reads the files; None if the export was dropped.
         self._reader: LocationReader | None = None
+        # The files ingested so far, up to the last mark.
         self._taken: FileLedger
+        # True until the mark that fills the export.
         self._first = False
+        # New files found by the last scan and not yet read, in order.
         self._pending: Sequence[FoundFile] = ()
+        # Number and bytes of new files that the last scan found beyond `_pending`.
         self._behind = 0
         self._behind_bytes = 0
+        # Name of the newest file found.
         self._newest = ""
+        # The files being read, the generator of their rows (None between batches), and the number
+        # of pieces returned.
         self._batch: Sequence[FoundFile] = ()
         self._pieces: AsyncGenerator[pa.Table, None] | None = None
         self._given = 0
+        # True after `SourceIdle` until new files are found.
         self._quiet = False
+        # Number of files, and the last names, for each kind of warning.
         self._warnings: dict[str, tuple[int, list[str]]] = {}
 
     # -- open -------------------------------------------------------------------------------------
@@ -132,46 +142,54 @@ class FilesSource:
     async def describe(
         self, wanted: Mapping[str, Sequence[str]] | None
     ) -> tuple[SourceExport, ...]:
-        """See `Source.describe`."""
+        """Return the export, with its columns inferred if they are not declared. Raises
+        `InvalidUsage` and `SourceUnreachable`."""
         await self._opens()
         schema = check_columns(self._config.columns)
         if not schema.columns:
             found = await self._location.scan(self._location.ledger_at(None))
             if not found.new:
                 raise InvalidUsage(
-                    f"there is no file in {self._config.folder} whose columns could be inferred: "
-                    "declare columns, or put one there"
+                    f"no file in {self._config.folder} to infer columns from: declare columns, or "
+                    "add a file"
                 )
             schema = await self._inferred(found.new)
         exports = select_exports((SourceExport(EXPORT, schema),), wanted)
         left_out = exports and len(exports[0].schema.columns) < len(schema.columns)
         if left_out and self._config.format == "csv" and not self._config.columns:
-            raise InvalidUsage("CSV has columns by their order: declare all to leave one out")
+            raise InvalidUsage(
+                "CSV files without declared columns are read by position: declare all columns to "
+                "leave one out"
+            )
         return exports
 
     async def describe_added(
         self, export: SourceExport, columns: Sequence[TableColumn]
     ) -> tuple[TableColumn, ...]:
-        """See `Source.describe_added`: files that are taken from then on are read with them."""
+        """Return the columns to add, as declared; files ingested from then on are read with them.
+        Raises `InvalidUsage`."""
         declared = check_columns(self._config.columns)
         left_out = [each.name for each in columns if _names(declared, each.name)]
         if left_out:
             raise InvalidUsage(
-                f"{', '.join(left_out)}: declared by the source, and left out of this table: drop"
-                " it and add it to the source again, which reads all files that are still there"
+                f"the source declares {', '.join(left_out)}, but this table leaves them out: drop "
+                "the table and add it to the source again, which reads all files that still exist"
             )
         check_columns((*export.schema.columns, *columns))
         return tuple(columns)
 
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
-        """See `Source.open`."""
+        """Start after a position; None starts with no files ingested. Raises `InvalidUsage` and
+        `SourceUnreachable`."""
         await self._opens()
         came = self._location.ledger_at(position)
         names = tuple(export.name for export in exports)
         if any(name != EXPORT for name in names):
-            raise InvalidUsage(f"a source of files has {EXPORT!r} alone, not {', '.join(names)}")
+            raise InvalidUsage(
+                f"a source of files has only the table {EXPORT!r}, not {', '.join(names)}"
+            )
         if exports and (exports[0].is_new or EXPORT not in came.exports):
-            came = self._location.ledger_at(None)  # files taken so far are in no export
+            came = self._location.ledger_at(None)  # no export contains the files ingested so far
         self._first = EXPORT not in came.exports
         self._taken = came.holding(names)
         if exports:
@@ -201,20 +219,20 @@ class FilesSource:
                 raise InvalidUsage(restore_paths_in_text(str(error), files, local)) from None
 
     async def close(self) -> None:
-        """See `Source.close`."""
+        """Stop reading the current batch."""
         pieces, self._pieces = self._pieces, None
         if pieces is not None:
-            with suppress(RuntimeError):  # it is running, in a `next` that was cancelled
+            with suppress(RuntimeError):  # it is still running, in a `next` that was cancelled
                 await pieces.aclose()
 
     async def forget(self) -> None:
-        """See `Source.forget`."""
+        """Do nothing: there are no external resources."""
 
     async def taken(self, position: str) -> None:
-        """See `Source.taken`: nothing to acknowledge, since files stay where they are."""
+        """Do nothing: files stay where they are, so there is nothing to acknowledge."""
 
     def lag(self) -> SourceLag:
-        """See `Source.lag`. `known` is the newest file that is not taken yet."""
+        """Return the last known lag. `known` names the newest file that is not ingested yet."""
         count = len(self._pending) + self._behind
         known = self._newest if self._pending else ""
         if count > 1:
@@ -232,7 +250,8 @@ class FilesSource:
     # -- read -------------------------------------------------------------------------------------
 
     async def next(self) -> Given:
-        """See `Source.next`."""
+        """Return the next rows or event. Raises `SourceUnreachable`, and `MalformedFile` for a file
+        that cannot be read."""
         if self._reader is None:
             await anyio.sleep_forever()
         while True:
@@ -249,7 +268,7 @@ class FilesSource:
                 if self._pending:
                     self._quiet = False
                 elif self._first:
-                    # An empty folder: a mark without files fills the export.
+                    # For an empty folder, a mark without files fills the export.
                     return self._marked()
                 elif not self._quiet:
                     self._quiet = True
@@ -263,7 +282,7 @@ class FilesSource:
         self._pieces = self._reader.pieces(files)
 
     async def _advance(self, pieces: AsyncGenerator[pa.Table, None]) -> Given | None:
-        """Return the next piece of the batch, or its mark; None if another batch was begun."""
+        """Return the next piece of the batch, or its mark; None if another batch was started."""
         try:
             piece = await anext(pieces, None)
         except MalformedFile as error:
@@ -272,8 +291,8 @@ class FilesSource:
                 raise
             given = self._given
             self._begin(shorter)
-            # Taken back, since some may be rows of the malformed file: the files before it are
-            # read anew, and become durable.
+            # Withdraw the rows returned so far, because some may belong to the malformed file. The
+            # files before it are read again and become durable.
             return RowsWithdrawn(EXPORT) if given else None
         if piece is not None:
             self._given += 1
@@ -283,14 +302,15 @@ class FilesSource:
         other = await self._location.find_changed(self._batch)
         if other is not None:
             raise SourceUnreachable(
-                f"{other} was changed while it was read",
-                "write files elsewhere, or under a name that begins with _, and rename them",
+                f"{other} changed while it was read",
+                "write files elsewhere, or under a name that starts with _, and rename them when "
+                "complete",
             )
         return self._marked()
 
     def _before(self, path: str | None) -> Sequence[FoundFile]:
-        """Return the files of the batch before the malformed one; if that is unknown, the first
-        half."""
+        """Return the files of the batch before the malformed one; the first half if it is not known
+        which one is malformed."""
         for number, file in enumerate(self._batch):
             if file.path == path:
                 return self._batch[:number]
@@ -332,5 +352,5 @@ class FilesSource:
 
 
 def _names(schema: TableSchema, name: str) -> bool:
-    """Say whether one of the columns has this name, as Spark compares names."""
+    """Return whether the schema has a column with this name; case-insensitive, as in Spark."""
     return name.lower() in {each.lower() for each in schema.names}

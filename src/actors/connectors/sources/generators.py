@@ -1,19 +1,21 @@
-"""Sources that generate their changes: deterministic, at a rate, resumable at any event.
+"""Sources that generate their changes: deterministic, at a configured rate, resumable at any event.
 
-Theory of operation. A *series* is pure: it gives the changes of a range of events, and the whole
-contents after a number of events, as functions of the configuration and those numbers alone.
-`GeneratorSource` makes a source of it: by the clock it decides how many events are due, gives their
-changes in pieces, then a mark. The position is the number of events, and the exports that were
-filled; so a restart costs nothing, however many events there were.
+Theory of operation. A *series* is pure. It computes the changes of a range of events, and the
+complete contents after a number of events, from the configuration and those numbers alone.
+`GeneratorSource` turns it into a source: it determines by the clock how many events are due,
+returns their changes in pieces, and then a mark. The position is the number of events and the
+exports that are filled, so a restart costs the same however many events there were.
 
 Rules:
-- an export that the position does not name is filled with the contents at the position;
-- at `rate` r, event n (from 0) is due ``(n - at + 1) / r`` seconds after the source was opened at
-  event `at`: delay by a slow reader is made up for, downtime is not. Rate 0: as fast as possible;
-- due events are given at most every `every_ms`, at most `EventSeries.events_at_once` before a mark;
-- after `up_to` events the source is idle for ever.
+- An export that the position does not name is filled with the contents at the position.
+- At `rate` r, event n (from 0) is due ``(n - at + 1) / r`` seconds after the source was opened at
+  event `at`. So the source catches up after a slow reader, but not after downtime. Rate 0: as fast
+  as possible.
+- Due events are returned at most every `every_ms`, at most `EventSeries.events_at_once` before a
+  mark.
+- After `up_to` events the source stays idle.
 
-A cancelled `next` may have lost a piece: such a source must be closed, and opened again.
+Cancelling `next` may lose a piece; then the source must be closed and opened again.
 """
 
 from __future__ import annotations
@@ -48,31 +50,33 @@ class GeneratorConfig(SourceConfig, frozen=True, kw_only=True):
     rate: float = 0.0
     """Events per second; 0: as fast as they are read."""
     up_to: int | None = None
-    """Number of events after which the generator ends; None: never."""
+    """Number of events after which the generator stops; None: never."""
     every_ms: int = 100
-    """Least interval between transactions."""
+    """Minimum interval between transactions, in ms."""
 
     def check(self) -> None:
-        """Raise `InvalidUsage` naming the option that is out of range."""
+        """Raise `InvalidUsage` if an option is out of range, and name the option."""
         at_least(self, rate=0, every_ms=1, seed=0)
         if self.up_to is not None:
             at_least(self, up_to=0)
         if not self.rate < 1e9:
-            raise InvalidUsage(f"rate = {self.rate}: must be less than a billion a second")
+            raise InvalidUsage(f"invalid rate {self.rate}: expected less than a billion per second")
 
 
 def at_least(config: msgspec.Struct, **least: float) -> None:
-    """Raise `InvalidUsage` when a field is less than its bound."""
+    """Raise `InvalidUsage` if a field is below its minimum."""
     for name, bound in least.items():
         value = getattr(config, name)
         if not value >= bound:
-            raise InvalidUsage(f"{name} = {value}: must be at least {bound}")
+            raise InvalidUsage(f"invalid {name} {value}: expected at least {bound}")
 
 
 class EventSeries(Protocol):
-    """A generator's changes as a function of the event number. Pure, but for `prepare` and
-    `release`. Tables have all columns of their export and `DIFF`; exports that are not wanted may
-    be left out."""
+    """A generator's changes as a function of the event number. Pure, except for `prepare` and
+    `release`.
+
+    Tables have all columns of their export and `DIFF`. Exports that are not wanted may be left out.
+    """
 
     @property
     def exports(self) -> tuple[SourceExport, ...]:
@@ -80,17 +84,18 @@ class EventSeries(Protocol):
         ...
 
     events_at_once: int
-    """Number of events that make pieces of a few MiB."""
+    """Number of events whose changes make up a few MiB."""
     turns: float
-    """Events for each event that counts for the rate: more than 1 where some change nothing."""
+    """Number of events per event that counts towards the rate; above 1 if some events change
+    nothing."""
 
     async def prepare(self, at: int, wanted: AbstractSet[str]) -> None:
-        """Prepare for events from `at` on; called before anything is read. Raises `InvalidUsage`,
-        `SourceUnreachable`."""
+        """Prepare for events from `at` on; called before anything is read. Raises `InvalidUsage`
+        and `SourceUnreachable`."""
         ...
 
     def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
-        """Yield all rows after `at` events, of some exports, in bounded pieces. May block."""
+        """Yield all rows of the wanted exports after `at` events, in bounded pieces. May block."""
         ...
 
     def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
@@ -98,7 +103,7 @@ class EventSeries(Protocol):
         ...
 
     async def release(self) -> None:
-        """Free what `prepare` made; may be called twice."""
+        """Release what `prepare` has made. May be called twice."""
         ...
 
 
@@ -108,61 +113,71 @@ class PreparedSeries:
     turns = 1.0
 
     async def prepare(self, at: int, wanted: AbstractSet[str]) -> None:
-        """See `EventSeries`."""
+        """Do nothing."""
 
     async def release(self) -> None:
-        """See `EventSeries`."""
+        """Do nothing."""
 
 
 class GeneratorPosition(msgspec.Struct, frozen=True):
-    """A generator's position: the number of events that the named exports hold."""
+    """Position of a generator: the named exports contain the changes of `events` events."""
 
     events: int
     exports: tuple[str, ...]
 
 
 class GeneratorSource:
-    """A source over a series. See `connectors.sources.source.SourceConnector`."""
+    """A source that reads a series; implements `connectors.sources.source.SourceConnector`."""
 
     def __init__(self, series: EventSeries, config: GeneratorConfig, clock: ActorClock) -> None:
         self._series = series
         self._config = config
         self._clock = clock
         self._exports: dict[str, SourceExport] = {}
+        # Number of events returned, with their mark.
         self._at = 0
+        # That number, and the monotonic time, when the source was opened.
         self._opened_at = 0
         self._opened_ms = 0.0
+        # Monotonic time of the last mark.
         self._marked_ms = -float("inf")
+        # Changes or contents being returned; None between marks.
         self._pieces: Iterator[SourceRows] | None = None
+        # True while first contents are returned.
         self._filling = False
         self._new: frozenset[str] = frozenset()
         """Exports that the next mark fills."""
+        # Number of events at the end of `_pieces`.
         self._stop = 0
+        # True once `SourceIdle` was returned after the last event.
         self._idle_reported = False
 
     async def describe(
         self, wanted: Mapping[str, Sequence[str]] | None
     ) -> tuple[SourceExport, ...]:
-        """See `Source.describe`."""
+        """Return the requested exports of the series. Raises `InvalidUsage`."""
         self._config.check()
         return select_exports(self._series.exports, wanted)
 
     async def describe_added(
         self, export: SourceExport, columns: Sequence[TableColumn]
     ) -> tuple[TableColumn, ...]:
-        """See `Source.describe_added`: a table that is made up has all of its columns at once."""
+        """Raise `InvalidUsage`: a generated table has all its columns from the start."""
         raise InvalidUsage(
-            f"{export.name} is made up by its source, with all of its columns: drop its table and"
-            " add it again, without leaving any out"
+            f"{export.name} is generated with all its columns: drop the table and add it again, "
+            "without leaving any out"
         )
 
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
-        """See `Source.open`."""
+        """Start after a position; None starts at event 0. Raises `InvalidUsage` and
+        `SourceUnreachable`."""
         self._config.check()
         known = {export.name: export for export in self._series.exports}
         for export in exports:
             if export.name not in known:
-                raise InvalidUsage(f"this generator has no {export.name!r}: {', '.join(known)}")
+                raise InvalidUsage(
+                    f"this generator has no table {export.name!r} (available: {', '.join(known)})"
+                )
             lacking = set(export.schema.names) - set(known[export.name].schema.names)
             if lacking:
                 raise InvalidUsage(f"{export.name} has no column {', '.join(sorted(lacking))}")
@@ -177,7 +192,7 @@ class GeneratorSource:
         self._opened_ms = self._clock.monotonic_ms()
 
     async def next(self) -> Given:
-        """See `Source.next`."""
+        """Return the next rows or event."""
         while True:
             if self._pieces is not None:
                 return await self._piece(self._pieces)
@@ -195,19 +210,19 @@ class GeneratorSource:
                 await anyio.sleep(self._wait_ms() / 1000)
 
     async def taken(self, position: str) -> None:
-        """See `Source.taken`: there is nothing to acknowledge."""
+        """Do nothing: there is nothing to acknowledge."""
 
     def lag(self) -> SourceLag:
-        """See `Source.lag`. `known` is the number of events that are due by now."""
+        """Return the lag. `known` is the number of events due by now."""
         return SourceLag(known=str(self._at if self._config.rate == 0 else self._due()))
 
     async def close(self) -> None:
-        """See `Source.close`."""
+        """Stop generating, and release what the series has prepared."""
         self._pieces = None
         await self._series.release()
 
     async def forget(self) -> None:
-        """See `Source.forget`."""
+        """Do nothing: there are no external resources."""
 
     # -- pieces -----------------------------------------------------------------------------------
 
@@ -220,7 +235,7 @@ class GeneratorSource:
             if rows is None:
                 break
             export = self._exports.get(rows.export)
-            # The series may give more exports and columns than are wanted.
+            # The series may return more exports and columns than are wanted.
             if export is not None and rows.updates.num_rows:
                 names = [*export.schema.names, DIFF]
                 return SourceRows(rows.export, rows.updates.select(names), self._filling)
@@ -238,7 +253,7 @@ class GeneratorSource:
         return self._config.rate * self._series.turns / 1000
 
     def _due(self) -> int:
-        """Return the number of events that should have been given by now."""
+        """Return the number of events that should have been returned by now."""
         end = self._config.up_to
         now = self._clock.monotonic_ms()
         if self._config.rate == 0:
@@ -246,12 +261,12 @@ class GeneratorSource:
         elif now < self._marked_ms + self._config.every_ms:
             due = self._at
         else:
-            # Rounded up a little: a timer may fire early by a rounding error.
+            # Rounded up slightly, because a timer may fire early by a rounding error.
             due = self._opened_at + int((now - self._opened_ms) * self._events_per_ms + 1e-6)
         return due if end is None else min(end, due)
 
     def _wait_ms(self) -> float:
-        """Return the time until the next event is due, and may be given."""
+        """Return the time in ms until the next event is due and may be returned."""
         now = self._clock.monotonic_ms()
         event_ms = self._opened_ms + (self._at + 1 - self._opened_at) / self._events_per_ms
         return max(1.0, event_ms - now, self._marked_ms + self._config.every_ms - now)
@@ -269,15 +284,15 @@ def select_exports(
     for name, without in wanted.items():
         export = known.get(name)
         if export is None:
-            raise InvalidUsage(f"there is no {name!r}; there are: {', '.join(known)}")
+            raise InvalidUsage(f"no table {name!r} (available: {', '.join(known)})")
         absent = [column for column in without if column not in export.schema.names]
         if absent:
             raise InvalidUsage(f"{name} has no column {', '.join(absent)} to leave out")
         kept = tuple(c for c in export.schema.columns if c.name not in without)
         if not kept:
-            raise InvalidUsage(f"{name}: all of its columns are left out")
+            raise InvalidUsage(f"{name}: all its columns are left out")
         names = {column.name for column in kept}
-        # Without all of its columns a key identifies no row.
+        # A key without all its columns identifies no row.
         key = export.schema.key if names.issuperset(export.schema.key) else ()
         chosen.append(SourceExport(name, TableSchema(kept, key)))
     return tuple(chosen)
@@ -287,13 +302,13 @@ def _position(text: str) -> GeneratorPosition:
     try:
         return msgspec.json.decode(text, type=GeneratorPosition)
     except msgspec.DecodeError as error:
-        raise InvalidUsage(f"{text[:100]!r} is not a position of a generator: {error}") from None
+        raise InvalidUsage(f"invalid position of a generator {text[:100]!r}: {error}") from None
 
 
 def updates(
     schema: TableSchema, columns: Sequence[pa.Array | np.ndarray], diff: int | np.ndarray
 ) -> pa.Table:
-    """Return a table of the schema's columns and `DIFF`."""
+    """Return a table with the schema's columns and `DIFF`."""
     shape = schema.arrow().append(pa.field(DIFF, pa.int64()))
     rows = len(columns[0])
     diffs = np.full(rows, diff, np.int64) if isinstance(diff, int) else diff

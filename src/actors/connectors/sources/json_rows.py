@@ -1,15 +1,19 @@
-"""Converts rows of JSON to columns of Arrow, exactly, or not at all: records of a log, and rows
-that are inserted from a shell. Reads what `sinks.formats` writes. Pure.
+"""Converts JSON rows to Arrow columns, exactly or not at all.
+
+Used for the records of a log and for rows inserted from a shell. Reads what `sinks.formats` writes.
+Pure.
 
 Rules:
-- a row is an object with the columns' exact names. A nullable column may be missing;
-- integers are integers (no text, no fraction); ``float`` and ``double`` are numbers, "NaN",
-  "Infinity" or "-Infinity"; dates and timestamps are ISO 8601, ``timestamp`` with an offset (or,
-  where that is allowed, without: UTC), ``timestamp_ntz`` without; ``binary`` is base64; decimals
-  are numbers or, for more digits than a writer's floats have, text; arrays are arrays; structs and
-  maps are objects, a map's keys being texts of the key type's values;
-- a value that its column cannot hold is a `RowMisfit`: nothing is rounded, cut or guessed, but for
-  digits that a column of floats, or a timestamp's microseconds, cannot hold.
+- A row is an object with exactly the columns' names. Nullable columns may be missing.
+- Integers are JSON integers (not text, no fraction). ``float`` and ``double`` are numbers, "NaN",
+  "Infinity" or "-Infinity".
+- Dates and timestamps are ISO 8601. ``timestamp`` has an offset (or, where that is allowed, no
+  offset and UTC); ``timestamp_ntz`` has none.
+- ``binary`` is base64. Decimals are numbers or, for more digits than a writer's floats have, text.
+- Arrays are arrays. Structs and maps are objects, where a map's keys are the text of values of its
+  key type.
+- A value that its column cannot hold is a `RowMisfit`. Nothing is rounded, truncated or guessed,
+  except for digits beyond the precision of a float or of a timestamp's microseconds.
 """
 
 from __future__ import annotations
@@ -28,30 +32,30 @@ from actors.model.plan.text_limits import fit_texts
 from actors.runtime.errors import InvalidUsage
 
 FLOAT_MAX: Final = 3.4028234663852886e38
-"""Greatest float of 32 bits."""
+"""Largest 32-bit float."""
 _SHOWN: Final = 200
-"""Length to which rows are cut in errors."""
+"""Length to which rows are truncated in errors."""
 _DIGITS_MAX: Final = 100
-"""Most digits of a decimal before or after the point: more than any column has."""
+"""Maximum number of digits before or after a decimal's point, more than any column allows."""
 _SHORT_BYTES: Final = 4096
-"""A row of at most this length has few digits."""
+"""A row up to this length cannot contain too many digits."""
 
 OBJECTS_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Most memory that the objects of one row may take."""
+"""Maximum memory for the objects of one row."""
 _OBJECT_BYTES: Final = 64
 _VALUE_BYTES: Final = 40
 
 _AWARE: Final = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 _PLAIN: Final = Annotated[datetime.datetime, msgspec.Meta(tz=False)]
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
-"""Characters that JSON writes as escapes."""
+"""Characters that are escaped in JSON."""
 _Change: TypeAlias = Callable[[Any], Any]
 _NOT_FINITE: Final = Literal["NaN", "Infinity", "-Infinity"]
 
 
 class RowMisfit(Exception):
-    """A row does not fit the table; the text names the column and the reason. `row`: its number
-    among the gathered rows, if known."""
+    """A row does not fit its table. The text names the column and the reason; `row` is its index in
+    the buffer, if known."""
 
     def __init__(self, text: str, row: int | None = None) -> None:
         super().__init__(text)
@@ -59,18 +63,18 @@ class RowMisfit(Exception):
 
 
 def check_type(type_: pa.DataType) -> None:
-    """Raise `InvalidUsage` for a type that JSON cannot hold."""
+    """Raise `InvalidUsage` for a type that JSON cannot represent."""
     _python(type_)
 
 
 def check_key_type(kind: pa.DataType) -> None:
-    """Raise `InvalidUsage` for map keys that have no text in JSON."""
+    """Raise `InvalidUsage` for a map's key type that has no text form in JSON."""
     if pa.types.is_nested(kind) or pa.types.is_null(kind):
-        raise InvalidUsage(f"maps of JSON have no keys of type {kind}")
+        raise InvalidUsage(f"JSON cannot represent maps with keys of type {kind}")
 
 
 def _python(type_: pa.DataType, naive: bool = False) -> Any:
-    """Return the type that msgspec decodes a value to that is not NULL."""
+    """Return the type to which msgspec decodes a value that is not NULL."""
     if pa.types.is_boolean(type_):
         return bool
     if pa.types.is_integer(type_):
@@ -100,17 +104,20 @@ def _python(type_: pa.DataType, naive: bool = False) -> Any:
         return _record(columns, skips=False, naive=naive)
     if pa.types.is_null(type_):
         return Literal[None]
-    raise InvalidUsage(f"no JSON is read as {type_}")
+    raise InvalidUsage(f"JSON cannot represent values of type {type_}")
 
 
 def _record(columns: Sequence[tuple[str, pa.DataType, bool]], *, skips: bool, naive: bool) -> Any:
-    """Return a Struct for an object with these fields (name, type, nullable). Raises `InvalidUsage`
-    for a name that cannot be matched."""
+    """Return a Struct type for an object with these fields (name, type, nullable).
+
+    Raises `InvalidUsage` for a name that cannot be matched.
+    """
     fields: list[Any] = []
     for name, _, _ in columns:
-        # msgspec compares names byte by byte with the text of the JSON, in which these are escaped.
+        # msgspec compares names byte by byte with the JSON text, where these characters are
+        # escaped.
         if _ESCAPED.search(name):
-            raise InvalidUsage(f"rows of JSON are not read into a column named {name!r}")
+            raise InvalidUsage(f"JSON rows cannot be read into a column named {name!r}")
     for place, (_, type_, nullable) in enumerate(columns):
         kind = _python(type_, naive)
         fields.append((f"c{place}", kind | None, None) if nullable else (f"c{place}", kind))
@@ -125,14 +132,16 @@ def _record(columns: Sequence[tuple[str, pa.DataType, bool]], *, skips: bool, na
 
 
 class RowsOfTable:
-    """Gathers rows of one table; `updates` returns them as Arrow."""
+    """Buffers rows of one table; `updates` returns them as Arrow."""
 
     def __init__(
         self, declared: TableSchema, keep: TableSchema, *, skips: bool, naive: bool = False
     ) -> None:
-        """Make an empty buffer for the columns `keep`, some of those in `declared`. `skips`: other
-        fields of a row are ignored; else they are a `RowMisfit`. `naive`: a timestamp without an
-        offset is UTC; else it is a `RowMisfit`."""
+        """Make an empty buffer for the columns `keep`, which are some of those in `declared`.
+
+        With `skips`, unknown fields of a row are ignored; otherwise they are a `RowMisfit`. With
+        `naive`, a timestamp without an offset is UTC; otherwise it is a `RowMisfit`.
+        """
         columns = [(each.name, arrow_type(each.type), each.nullable) for each in declared.columns]
         self._decoder = msgspec.json.Decoder(_record(columns, skips=skips, naive=naive))
         places = {name: place for place, name in enumerate(declared.names)}
@@ -149,6 +158,7 @@ class RowsOfTable:
             for place, kind in enumerate(kinds)
             if pa.types.is_nested(kind) and "decimal" in str(kind)
         ]
+        # The decoded rows since `clear`, and the diff of each.
         self._rows: list[tuple[Any, ...]] = []
         self._diffs: list[int] = []
 
@@ -156,7 +166,7 @@ class RowsOfTable:
         return len(self._rows)
 
     def add(self, row: bytes | memoryview | msgspec.Raw, diff: int) -> None:
-        """Decode and add a row. Raises `RowMisfit`."""
+        """Decode a row and add it. Raises `RowMisfit`."""
         if self._nested and len(row) > _SHORT_BYTES:
             self._check_objects(bytes(row))
         try:
@@ -166,8 +176,8 @@ class RowsOfTable:
             more = "…" if len(shown) > _SHOWN else ""
             raise RowMisfit(f"{error}, in the row {shown[:_SHOWN]}{more}") from None
         values = msgspec.structs.astuple(found)
-        # Arrow must not see such decimals: exponents of some hundred millions, and as many digits,
-        # end the process.
+        # Arrow must not see such decimals: an exponent of hundreds of millions, or as many digits,
+        # crashes the process.
         for place in self._plain:
             value = values[place]
             if value is not None and abs(value.adjusted()) > _DIGITS_MAX:
@@ -179,36 +189,37 @@ class RowsOfTable:
         self._diffs.append(diff)
 
     def _check_objects(self, row: bytes) -> None:
-        """Raise `RowMisfit` for a row of a few bytes an object, which may become much larger."""
-        # An empty object or list of two bytes is decoded to one with all its fields.
+        """Raise `RowMisfit` for a short row whose many objects may take much more memory."""
+        # An empty object or list takes two bytes of JSON, but is decoded with all its fields.
         opened = row.count(b"{") * self._object_bytes + row.count(b"[") * _OBJECT_BYTES
         size = opened + row.count(b",") * _VALUE_BYTES
         if size > OBJECTS_BYTES_MAX:
             raise RowMisfit(
-                f"a row of {len(row)} bytes may decode to {size}: at most {OBJECTS_BYTES_MAX}"
+                f"row too large: {len(row)} bytes may decode to {size} (limit {OBJECTS_BYTES_MAX})"
             )
 
     def clear(self) -> None:
-        """Drop the rows."""
+        """Remove all rows from the buffer."""
         self._rows, self._diffs = [], []
 
     def updates(self) -> pa.Table:
-        """Return the wanted columns of all rows, and `DIFF`; the rows stay until `clear`. Raises
-        `RowMisfit`."""
+        """Return the kept columns of all rows, and `DIFF`. The rows stay in the buffer until
+        `clear`. Raises `RowMisfit`."""
         columns = list(zip(*self._rows, strict=True))
         arrays: list[Any] = []
         for place, column, change in zip(self._keep, self._columns, self._changes, strict=True):
             try:
                 arrays.append(_array(columns[place], column.type, change))
             except (pa.ArrowException, ValueError, OverflowError):
-                # Arrow's error names no row: find it by converting values one by one.
+                # Arrow's error does not name the row, so find it by converting the values one by
+                # one.
                 raise _misfit(column, columns[place], change) from None
         diffs = pa.array(self._diffs, pa.int64())
         return pa.table([*arrays, diffs], names=[*self._names, DIFF])
 
 
 def _fields_max(kind: pa.DataType) -> int:
-    """Return the most fields that a struct within a type has."""
+    """Return the maximum number of fields of any struct within a type."""
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     own = kind.num_fields if pa.types.is_struct(kind) else 0
     return max(own, *map(_fields_max, inner)) if inner else own
@@ -229,11 +240,11 @@ def _misfit(column: TableColumn, values: Sequence[Any], change: _Change | None) 
             shown = ascii(str(value))[:_SHOWN]
             text = f"column {column.name} ({column.type}) cannot hold {shown}: {error}"
             return RowMisfit(text, row)
-    return RowMisfit(f"column {column.name} ({column.type}) cannot hold all values that came")
+    return RowMisfit(f"column {column.name} ({column.type}) cannot hold all values of these rows")
 
 
 def _check_decimals(value: Any) -> None:
-    """Raise `RowMisfit` for decimals with more digits than any column has, at any depth."""
+    """Raise `RowMisfit` for decimals with more digits than any column allows, at any depth."""
     if isinstance(value, decimal.Decimal):
         text = str(value)
         if abs(value.adjusted()) > _DIGITS_MAX or len(text) > 2 * _DIGITS_MAX:
@@ -248,8 +259,11 @@ def _check_decimals(value: Any) -> None:
 
 
 def _reader(kind: pa.DataType) -> _Change | None:
-    """Return the function that converts msgspec's value of that type to Arrow's; None if none is
-    needed. Raises `ValueError` for a text that is no value of a map's key type."""
+    """Return the function that converts msgspec's values of this type to Arrow's; None if none is
+    needed.
+
+    The function raises `ValueError` for a map's key that is not a value of its key type.
+    """
     if pa.types.is_floating(kind):
         return float
     if pa.types.is_map(kind):

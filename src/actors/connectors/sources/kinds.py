@@ -1,7 +1,7 @@
-"""All kinds of sources: their configurations, and what makes a source from each.
+"""All kinds of sources: their configuration classes and factories.
 
-A new kind has its configuration (a `SourceConfig` with a tag) and its class in a file of its own,
-and is added to `_MAKERS`.
+To add a kind, write its configuration (a tagged `SourceConfig`) and its source class in a file of
+their own, and add them to `_MAKERS`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def _postgres(config: PostgresConfig, around: ConnectorContext) -> SourceConnect
         from actors.connectors.sources.postgres import PostgresSource
     except ImportError as error:
         raise InvalidUsage(
-            f"a source of kind postgres needs psycopg ({error}): "
-            "pip install 'penstock-views[postgres]'"
+            f"a source of kind postgres needs psycopg ({error}): pip install "
+            "'penstock-views[postgres]'"
         ) from None
     check_secrets(config, around.settings)
     return PostgresSource(
@@ -76,24 +76,26 @@ _MAKERS: Final[Mapping[type[SourceConfig], _Maker]] = {
     PostgresConfig: _postgres,
     WalConfig: _wal,
 }
-"""All kinds, and nowhere else: the configuration's class, and what makes its source."""
+"""Maps each configuration class to the function that makes its source. The only list of kinds."""
 OURS: Final = ("token",)
 """Fields that a user may not set."""
 KINDS: Final = tuple(str(kind.__struct_config__.tag) for kind in _MAKERS)
-# For the parser, which chooses the class by the tag.
+# The JSON parser picks the class by its tag.
 _ANY_CONFIG: Final[Any] = Union[tuple(_MAKERS)]  # noqa: UP007 - the members are computed
 
 
 def make_source(config: SourceConfig, around: ConnectorContext) -> SourceConnector:
-    """Return a source that is not opened yet. Raises `InvalidUsage` when an option is out of range,
-    or a package that the kind needs is not installed."""
+    """Return a source that is not open yet.
+
+    Raises `InvalidUsage` if an option is out of range or a package that the kind needs is missing.
+    """
     config.check()
     return _MAKERS[type(config)](config, around)
 
 
 def check_new(config: SourceConfig, settings: Settings) -> None:
     """Raise `AccessDenied` for a source that only an administrator may create: one that sends a
-    secret to a host that is not listed for it. Reads files."""
+    secret to a host that is not listed for that secret. Reads the lists of hosts."""
     if isinstance(config, SecretUser):
         check_secrets(config, settings, listed_only=True)
 
@@ -104,43 +106,45 @@ def kind_of(config: SourceConfig) -> str:
 
 
 def encode(config: SourceConfig) -> bytes:
-    """Return a configuration as JSON, for the catalog."""
+    """Return a configuration as JSON for the catalog."""
     return msgspec.json.encode(config)
 
 
 def decode(data: bytes | str) -> SourceConfig:
-    """Parse a configuration that `encode` or a user wrote. Raises `InvalidUsage` naming the field
-    that does not fit."""
+    """Parse a configuration written by `encode` or by a user. Raises `InvalidUsage`, which names
+    the invalid field."""
     check_configuration(data)
     try:
         found: SourceConfig = msgspec.json.decode(data, type=_ANY_CONFIG)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidUsage(
-            f"not the configuration of a source: {error}{_choice(data, str(error))}"
+            f"invalid configuration of a source: {error}{_choice(data, str(error))}"
         ) from None
     return found
 
 
 def check_names(config: bytes, kind: str) -> None:
-    """Raise `InvalidUsage` for an option that a kind of source does not have, with the nearest one
-    that it has."""
-    # Also of a kind whose stored configurations may have more: those are of other releases.
+    """Raise `InvalidUsage` for an option that this kind of source does not have, with a
+    suggestion."""
+    # Checked even for kinds that ignore unknown fields: those fields come from stored
+    # configurations of other releases, not from users.
     try:
         given = msgspec.json.decode(config, type=dict[str, Any])
     except msgspec.DecodeError:
-        return  # `decode` says what is wrong
+        return  # `decode` reports the error
     (made,) = (each for each in _MAKERS if each.__struct_config__.tag == kind)
     names = [each.name for each in msgspec.structs.fields(made) if each.name not in OURS]
     for name in given:
         if name not in ("type", *names):
             raise InvalidUsage(
-                f"a source of kind {kind} has no option {name!r}: it has {', '.join(names)}"
-                f"{nearest_hint(name, names)}"
+                f"a source of kind {kind} has no option {name!r} (available: "
+                f"{', '.join(names)}){nearest_hint(name, names)}"
             )
 
 
 def _choice(data: bytes | str, error: str) -> str:
-    """Return a hint with the known options, kinds or values; "" if these are right."""
+    """Return a hint that lists the known options, kinds or values; "" if those are not the
+    problem."""
     try:
         given = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -149,6 +153,6 @@ def _choice(data: bytes | str, error: str) -> str:
         if given.get("type") == kind.__struct_config__.tag:
             names = [field.name for field in msgspec.structs.fields(kind) if field.name not in OURS]
             if not set(given) <= {"type", *names}:
-                return f"; it has {', '.join(names)}"
+                return f"; available options: {', '.join(names)}"
             return choices_hint(kind, error)
-    return f"; kinds are {', '.join(KINDS)}"
+    return f"; available kinds: {', '.join(KINDS)}"

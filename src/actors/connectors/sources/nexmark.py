@@ -1,11 +1,12 @@
-"""NEXMark: people who offer items and bid for them; one person and three auctions for 46 bids.
+"""NEXMark: people who offer items in auctions and bid for them. Of 50 events, one is a person,
+three are auctions, and 46 are bids.
 
 Theory of operation. As in the benchmark's generator, event n of epoch ``n // 50`` is a person (the
-first of the epoch), an auction (the next three) or a bid. Ids count up, so the last person and the
-last auction before an event follow from its number; references are drawn from there: one of the
-active people or auctions in flight, or, by the *hot* ratios, the one that many others choose too.
-Event time advances evenly. Unlike the benchmark's generator, random numbers differ, and texts come
-from pools.
+first of the epoch), an auction (the next three) or a bid. Ids count up, so the number of an event
+determines the last person and auction before it. References are drawn from those: one of the active
+people or auctions in flight or, with the frequency of the *hot* ratios, one that many other events
+choose, too. Event time advances evenly. Unlike the benchmark's generator, this one uses other
+random numbers, and takes texts from pools.
 """
 
 from __future__ import annotations
@@ -57,16 +58,17 @@ BID: Final = _schema(
     (),
 )
 EPOCH: Final = 50
-"""Events of which the first is a person, the next three are auctions, and the others bids."""
+"""Number of events in an epoch. The first is a person, the next three are auctions, and the others
+are bids."""
 AUCTIONS: Final = 3
 FIRST_ID: Final = 1000
-"""First id of people and of auctions."""
+"""First id of people and auctions."""
 FIRST_CATEGORY: Final = 10
 CATEGORIES: Final = 5
 ID_LEAD: Final = 10
-"""References may point so many ids beyond the last existing one."""
+"""References may point this many ids beyond the last existing one."""
 HOT: Final = 100
-"""One of so many consecutive ids is the hot one."""
+"""One of this many consecutive ids is the hot one."""
 CHANNELS: Final = 10_000
 HOT_CHANNELS: Final = ("Google", "Facebook", "Baidu", "Apple")
 STATES: Final = ("AZ", "CA", "ID", "OR", "WA", "WY")
@@ -87,25 +89,25 @@ SECOND_US: Final = 1_000_000
 
 
 class NexmarkConfig(GeneratorConfig, frozen=True, kw_only=True, tag="nexmark"):
-    """An event is a person, an auction or a bid."""
+    """Configuration of a NEXMark generator. An event is a person, an auction or a bid."""
 
     start_ms: int = 1_436_918_400_000
-    """Event time of the first event, Unix time."""
+    """Event time of the first event, in Unix ms."""
     event_rate: float | None = None
-    """Events per second of event time; None: `rate`, and 10,000 when that is 0."""
+    """Events per second of event time. None: `rate`, or 10,000 if that is 0."""
     hot_auctions: int = 2
-    """All but one of so many bids are for the hot auction."""
+    """One of this many bids is not for the hot auction."""
     hot_bidders: int = 4
-    """All but one of so many bids are by the hot bidder."""
+    """One of this many bids is not by the hot bidder."""
     hot_sellers: int = 4
-    """All but one of so many auctions are by the hot seller."""
+    """One of this many auctions is not by the hot seller."""
     auctions_in_flight: int = 100
-    """Bids that are not for the hot auction are for one of the last so many."""
+    """A bid that is not for the hot auction is for one of this many recent auctions."""
     active_people: int = 1000
-    """Bidders and sellers that are not hot are among the last so many people."""
+    """Bidders and sellers that are not hot are among this many recent people."""
 
     def check(self) -> None:
-        """See `GeneratorConfig.check`."""
+        """Raise `InvalidUsage` if an option is out of range."""
         super().check()
         at_least(self, start_ms=0, hot_auctions=1, hot_bidders=1, hot_sellers=1)
         at_least(self, auctions_in_flight=1, active_people=1)
@@ -114,7 +116,7 @@ class NexmarkConfig(GeneratorConfig, frozen=True, kw_only=True, tag="nexmark"):
 
 
 class NexmarkSeries(PreparedSeries):
-    """The series of the three tables."""
+    """Changes of the three tables. Rows are never deleted."""
 
     exports = (
         SourceExport("person", PERSON),
@@ -130,12 +132,12 @@ class NexmarkSeries(PreparedSeries):
         self._pools = _pools(config.seed)
 
     def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
-        """See `EventSeries`. Rows are never deleted."""
+        """Yield all rows of the first `at` events."""
         for start in range(0, at, EVENTS_AT_ONCE):
             yield from self.changes(start, min(at, start + EVENTS_AT_ONCE), wanted)
 
     def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
-        """See `EventSeries`."""
+        """Yield the rows of the events ``start <= n < stop``."""
         events = numbered(start, stop)
         place = events % EPOCH
         if "person" in wanted:
@@ -164,7 +166,7 @@ class NexmarkSeries(PreparedSeries):
         ids = _last_auction(events) + FIRST_ID
         first = self._price("initial", events)
         reserve = first + self._price("reserve", events)
-        # Open for about as long as `auctions_in_flight` other auctions take to begin.
+        # An auction is open for about as long as it takes to start `auctions_in_flight` others.
         ahead_ms = self._config.auctions_in_flight * EPOCH / AUCTIONS * self._us_per_event / 1000
         open_ms = 1 + self._draws("open").below(events, max(1, min(1 << 31, int(2 * ahead_ms))))
         last = events // EPOCH
@@ -196,7 +198,7 @@ class NexmarkSeries(PreparedSeries):
         hot = self._draws("hot bidder").below(events, config.hot_bidders) > 0
         bidder = np.where(hot, last // HOT * HOT + 1, self._person("bidder", events)) + FIRST_ID
         number = self._draws("channel").below(events, 2 * CHANNELS)
-        # Half of all bids come by a hot channel; their numbers follow those of the others.
+        # Half of all bids use a hot channel; hot channels have the numbers after the others.
         channel = np.where(number < CHANNELS, number, CHANNELS + number % len(HOT_CHANNELS))
         taken = pa.array(channel)
         columns: Sequence[pa.Array | np.ndarray] = [
@@ -225,11 +227,11 @@ class NexmarkSeries(PreparedSeries):
         return self._choice(f"{export} extra", events, self._pools.extras[export])
 
     def _price(self, stream: str, events: Numbers) -> Numbers:
-        """Return prices from 100 to 100 million, log-uniform."""
+        """Return prices from 100 to 100 million, with a log-uniform distribution."""
         return np.rint(10.0 ** (6 * self._draws(stream).unit(events)) * 100).astype(np.int64)
 
     def _person(self, stream: str, events: Numbers) -> Numbers:
-        """Return one of the active people, or of the next ones."""
+        """Return one of the active people, or one of the next ones."""
         people = events // EPOCH + 1
         active = np.minimum(people, self._config.active_people)
         return people - active + self._draws(stream).below(events, active + ID_LEAD)
@@ -241,7 +243,7 @@ class NexmarkSeries(PreparedSeries):
 
 
 class _Pools(NamedTuple):
-    """Texts to choose from."""
+    """Texts to choose from, by the column that they are for."""
 
     items: pa.Array
     descriptions: pa.Array
@@ -264,7 +266,7 @@ def _pools(seed: int) -> _Pools:
 
 
 def _channels(seed: int) -> tuple[pa.Array, pa.Array]:
-    """Return names and URLs of the many channels, then of the hot ones."""
+    """Return the names and URLs of the regular channels, followed by those of the hot ones."""
     numbers = numbered(0, CHANNELS)
     texts = pa.array(numbers).cast(pa.string())
     names = [*joined("channel-", texts).to_pylist(), *HOT_CHANNELS]
@@ -273,7 +275,7 @@ def _channels(seed: int) -> tuple[pa.Array, pa.Array]:
     parts = [draws.texts(every + (1 << 20) * part, 3, 5) for part in range(3)]
     paths = joined(parts[0], "/", parts[1], "/", parts[2])
     urls = joined("https://www.nexmark.com/", paths, "/item.htm?query=1").to_pylist()
-    # Nine of ten URLs of the many channels contain the channel's id.
+    # Nine of ten URLs of regular channels contain the channel's id.
     tells = DrawStream(seed, "channel id").below(numbers, 10) > 0
     ids = DrawStream(seed, "channel number").below(numbers, 1 << 31)
     for number in np.flatnonzero(tells).tolist():
@@ -286,6 +288,7 @@ def _picked(among: pa.Array, bits: np.ndarray) -> pa.Array:
 
 
 def _last_auction(events: Numbers) -> Numbers:
-    """Return the newest auction before or at each event (counted from 0; before the first: 0)."""
+    """Return the number of the newest auction at or before each event (from 0; 0 before the first
+    one)."""
     place = np.minimum(events % EPOCH, AUCTIONS)
     return np.maximum(events // EPOCH * AUCTIONS + place - 1, 0)

@@ -1,19 +1,19 @@
-"""Finds the new objects of a bucket, by a position of bounded size. Pure.
+"""Finds the new objects in a bucket, using a position of bounded size. Pure.
 
-Theory of operation. As with files (`file_listing`), objects are taken in the order of (time of the
-last write, hash of the name). The position remembers the last `RECENT_MAX` of those taken, each
-with a tag of its size and version; the greatest forgotten one is the *low mark*. An object is new
-when it is not remembered and lies beyond the low mark.
+Theory of operation. As with files (`file_listing`), objects are ingested in the order of (time of
+the last write, hash of the name). The position remembers the last `RECENT_MAX` ingested objects,
+each with a tag of its size and version; the greatest forgotten one is the *low mark*. An object is
+new if it is not remembered and greater than the low mark.
 
-Objects that are reported and not taken:
-- *changed*: remembered with another tag: it was written again after it was taken. It is reported
-  once, and counts with its new time from then on. (Written again with the same bytes it only gets
-  its new time.)
-- *late*: at or below the low mark, and never taken: a store may date an object at the beginning of
-  a long upload.
+Objects that are reported and not ingested:
+- *changed*: remembered with another tag, so it was written again after it was ingested. It is
+  reported once, and remembered with its new time from then on. (If it was written again with the
+  same bytes, only its new time is remembered.)
+- *late*: at or below the low mark, and never ingested. A store may date an object at the start of a
+  long upload.
 
-Invariant: a reader that takes objects in order never moves the mark beyond one that was listed and
-is not taken yet: no forgotten object is greater than the last one taken.
+Invariant: a reader that ingests objects in order never moves the low mark beyond an object that was
+listed and is not ingested yet, because no forgotten object is greater than the last ingested one.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from actors.runtime.threshold_probes import LISTED_FILES
 
 RECENT_MAX: Final = 2_000
 PENDING_MAX: Final = 10_000
-"""Most new objects that one scan returns, in order; the next scan finds those after them."""
+"""Maximum number of new objects that one scan returns, in order. The next scan finds those after
+them."""
 TAG_BYTES: Final = 4
 _ENTRY: Final = struct.Struct(f">{HASH_BYTES}sq{TAG_BYTES}s")
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """A position as JSON."""
+    """A position in its JSON form."""
 
     low_ns: int
     low_hash: bytes
@@ -51,18 +52,20 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class IngestedObjects(NamedTuple):
-    """The objects taken so far."""
+    """The objects ingested so far, as far as the position remembers them."""
 
     low: tuple[int, bytes] = (-(1 << 63), b"")
+    """The low mark: the greatest forgotten object."""
     forgotten: int = 0
-    """Number of objects that may lie at or below the low mark without any being late."""
+    """Number of ingested objects at or below the low mark. More objects there means that some are
+    late."""
     recent: Mapping[bytes, tuple[int, bytes]] = {}
-    """Hash of the name → time of the last write, tag."""
+    """Time of the last write and tag, by hash of the name."""
     exports: tuple[str, ...] = ()
-    """The exports that hold the objects."""
+    """The exports that contain the objects."""
 
     def position(self) -> str:
-        """Return the position of a source, as text."""
+        """Return the ledger as a source position."""
         entries = b"".join(_ENTRY.pack(name, at, tag) for name, (at, tag) in self.recent.items())
         objects = base64.b64encode(entries).decode()
         written = _Written(*self.low, self.forgotten, objects, self.exports)
@@ -70,24 +73,24 @@ class IngestedObjects(NamedTuple):
 
     @classmethod
     def of(cls, position: str) -> IngestedObjects:
-        """Parse the text of `position`. Raises `InvalidUsage`."""
+        """Parse the text of a position. Raises `InvalidUsage`."""
         try:
             found = msgspec.json.decode(position, type=_Written)
             entries = _ENTRY.iter_unpack(base64.b64decode(found.objects, validate=True))
             recent = {name: (at, tag) for name, at, tag in entries}
         except (msgspec.DecodeError, ValueError, struct.error) as error:
             raise InvalidUsage(
-                f"{position[:100]!r} is not a position of a source of objects: {error}"
+                f"invalid position of a source of objects {position[:100]!r}: {error}"
             ) from None
         return cls((found.low_ns, found.low_hash), found.forgotten, recent, found.exports)
 
     def holding(self, exports: tuple[str, ...]) -> IngestedObjects:
-        """Return the same objects, held by these exports."""
+        """Return the same ledger, with these exports."""
         return self._replace(exports=exports)
 
     def verdict(self, file: FoundFile) -> str:
-        """Return ``new``, ``taken``, ``touched`` (the same, with another time), ``changed``, or
-        ``old``: forgotten, or late."""
+        """Return ``new``, ``taken`` (ingested), ``touched`` (the same contents with another time),
+        ``changed``, or ``old`` (forgotten or late)."""
         known = self.recent.get(file.hash)
         if known is None:
             return "new" if file.key > self.low else "old"
@@ -96,7 +99,7 @@ class IngestedObjects(NamedTuple):
         return "taken" if known[0] == file.modified_ns else "touched"
 
     def plus(self, files: Sequence[FoundFile]) -> IngestedObjects:
-        """Return the objects taken with these added."""
+        """Return the ledger with these objects added."""
         added = {file.hash: (file.modified_ns, tag_of(file)) for file in files}
         recent, low, forgotten = dict(self.recent) | added, self.low, self.forgotten
         if LISTED_FILES.crossed(len(recent) > RECENT_MAX):
@@ -113,15 +116,15 @@ def tag_of(file: FoundFile) -> bytes:
     version = file.version
     named = [file.size] if version is None else [file.size, version.e_tag, version.version]
     if version is None or (version.e_tag is None and version.version is None):
-        named.append(file.modified_ns)  # the store tells no version
+        named.append(file.modified_ns)  # the store does not provide versions
     return hashlib.blake2b(msgspec.json.encode(named), digest_size=TAG_BYTES).digest()
 
 
 class BucketListing(NamedTuple):
-    """Result of a scan of a bucket."""
+    """Result of scanning a bucket."""
 
     new: tuple[FoundFile, ...]
-    """New objects in order, `PENDING_MAX` at most."""
+    """New objects in order, at most `PENDING_MAX`."""
     behind: int
     """Number of new objects beyond `new`."""
     behind_bytes: int
@@ -129,26 +132,30 @@ class BucketListing(NamedTuple):
     """Name of the last new object; "" if there is none."""
     changed: tuple[FoundFile, ...]
     late: int
+    """Number of late objects."""
     taken: IngestedObjects
-    """The objects taken, updated by this scan."""
+    """The ledger, updated by this scan."""
 
 
 class BucketScan:
-    """One scan, object by object; bounded memory."""
+    """Sorts the listed objects of one scan, page by page, in bounded memory."""
 
     def __init__(self, taken: IngestedObjects) -> None:
         self._taken = taken
         self._new: list[_Reversed] = []
-        """A heap whose first element is the greatest object."""
+        """Heap of the first new objects; its first element is the greatest of them."""
+        # Number and bytes of all new objects, and the last one.
         self._count = 0
         self._bytes = 0
         self._last: FoundFile | None = None
+        # Number of objects at or below the low mark.
         self._old = 0
+        # Objects that were written again, with other or with the same contents.
         self._changed: list[FoundFile] = []
         self._touched: list[FoundFile] = []
 
     def see(self, files: Iterable[FoundFile]) -> None:
-        """Add some more listed objects."""
+        """Process another page of listed objects."""
         for file in files:
             verdict = self._taken.verdict(file)
             if verdict == "new":
@@ -168,10 +175,11 @@ class BucketScan:
                 self._old += 1
 
     def done(self) -> BucketListing:
-        """Return the result when all objects were seen."""
+        """Return the result after the last page."""
         new = tuple(sorted(each.file for each in self._new))
-        # Late objects cannot be told from forgotten ones, but counted: at or below the mark there
-        # are no more taken objects than `forgotten`. A removed object may hide a late one.
+        # A late object cannot be distinguished from a forgotten one, but they can be counted: at
+        # most `forgotten` objects at or below the low mark were ingested. A removed object may hide
+        # a late one.
         late = max(0, self._old - self._taken.forgotten)
         taken = self._taken._replace(forgotten=self._old)
         return BucketListing(
@@ -186,7 +194,7 @@ class BucketScan:
 
 
 class _Reversed:
-    """A file that sorts in reverse order."""
+    """A file that sorts in reverse order, for a max-heap."""
 
     __slots__ = ("file",)
 
@@ -200,9 +208,12 @@ class _Reversed:
 def data_objects(
     url: str, prefix: str, pattern: str, recursive: bool, objects: Iterable[ListedObject]
 ) -> Iterator[FoundFile]:
-    """Yield the objects below a prefix (``""``, or it ends with ``/``) that are data: of this
-    pattern, with a name in which no part begins with ``.`` or ``_``, and not empty (tools put empty
-    objects where they mean folders). `url` is that of the bucket."""
+    """Yield the objects below a prefix that contain data. (The prefix is ``""`` or ends with
+    ``/``.)
+
+    They match the pattern, no part of their name starts with ``.`` or ``_``, and they are not
+    empty, because tools create empty objects to represent folders. `url` is that of the bucket.
+    """
     for each in objects:
         name = each.key[len(prefix) :]
         parts = name.split("/")

@@ -1,11 +1,11 @@
-"""A copy from files: their rows are read once, all or nothing.
+"""Copies files into a table: reads their rows once, all or nothing.
 
-Theory of operation. `prepare` lists the files and checks all that can be checked; `pieces` reads
-them one batch after another; the caller stages the pieces, and appends all of them at the end, or
-none. No position is kept: the same files can be copied again.
+Theory of operation. `prepare` lists the files and checks everything that can be checked; `pieces`
+reads them one batch after another. The caller stages the pieces and appends all of them at the end,
+or none. No position is kept, so the same files can be copied again.
 
-The path is a file, a folder, an object, or a place in a bucket (`file_locations`). A place that
-holds a copy with its manifest is read as the copy was written (`copied_files`).
+The path is a file, a folder, an object, or a path in a bucket (`file_locations`). A location that
+contains a copy with its manifest is read the way the copy was written (`copied_files`).
 """
 
 from __future__ import annotations
@@ -40,27 +40,26 @@ BYTES_AT_ONCE: Final = 256 * 1024 * 1024
 
 
 class CopyFromConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request to copy a file, or the files of a folder."""
+    """A request to copy a file, or the files of a folder or bucket."""
 
     path: str
     """A path below `source_dirs`, or a URL at or below one of `source_buckets`."""
     format: Format
     columns: tuple[str, ...] = ()
-    """Columns of the table that the files have, for CSV in their order (none: all). Others have
-    their defaults."""
+    """Columns of the table that the files have, for CSV in their order; empty for all. The other
+    columns get their defaults."""
     options: dict[str, str] = {}
     """Options of Spark's reader for the format."""
     pattern: str = "*"
     recursive: bool = False
     defaults: bytes = b""
-    """Arrow IPC stream of one row, with the columns' defaults; a column without one becomes
-    NULL."""
+    """Arrow IPC stream of one row with the columns' defaults. A column without one becomes NULL."""
     computed: tuple[str, ...] = ()
-    """Columns whose defaults only Spark computes: the files must have them."""
+    """Columns whose defaults only Spark can compute; the files must have them."""
 
 
 class FilesProgress(msgspec.Struct, frozen=True):
-    """Progress of a copy. Files count when they were read whole."""
+    """Progress of a copy. A file counts once it has been read completely."""
 
     files_done: int
     files: int
@@ -70,7 +69,7 @@ class FilesProgress(msgspec.Struct, frozen=True):
 
 
 class OneshotCopy:
-    """One copy into a table with the columns of `target`."""
+    """One copy into a table with the columns `target`."""
 
     def __init__(
         self,
@@ -84,22 +83,27 @@ class OneshotCopy:
         self._around = around
         self._opened = opened
         self._location: FileLocation
+        # Manifest of the copy that is read; None for plain files.
         self._manifest: CopyManifest | None = None
+        # The files to read, the number of those read completely, and the number of rows so far.
         self._files: list[FoundFile] = []
         self._done = 0
         self._rows = 0
         self._defaults: dict[str, pa.Scalar] = {}
 
     async def prepare(self) -> None:
-        """List the files. Raises `InvalidUsage` (an option, a column, a path that may not be read,
-        no file), `SourceUnreachable`."""
+        """List the files and check the request.
+
+        Raises `InvalidUsage` for an invalid option or column, a path that may not be read, or if
+        there are no files, and `SourceUnreachable`.
+        """
         request = self._request
         check_options(request.format, request.options)
         absent = [name for name in request.columns if name not in self._target.names]
         if absent:
             raise InvalidUsage(f"the table has no column {', '.join(absent)}")
         if len(set(request.columns)) < len(request.columns):
-            raise InvalidUsage(f"columns that are named twice: {', '.join(request.columns)}")
+            raise InvalidUsage(f"duplicate column names: {', '.join(request.columns)}")
         if request.defaults:
             given = from_ipc(request.defaults)
             self._defaults = {name: given[name][0] for name in given.column_names}
@@ -113,7 +117,7 @@ class OneshotCopy:
             return
         self._files = await self._location.list_all()
         if not self._files:
-            raise InvalidUsage(f"there is no file {request.pattern} in {request.path}")
+            raise InvalidUsage(f"no file matches {request.pattern} in {request.path}")
 
     def _open_location(self, pattern: str, recursive: bool) -> FileLocation:
         path = self._request.path
@@ -122,38 +126,41 @@ class OneshotCopy:
     async def _listed(self, manifest: CopyManifest) -> list[FoundFile]:
         """Return the files of a copy with a manifest. Raises `InvalidUsage`."""
         request = self._request
-        found = f"{request.path} holds a copy of {manifest.object}"
+        found = f"{request.path} contains a copy of {manifest.object}"
         if manifest.version != VERSION:
             raise InvalidUsage(f"{found}, written by another release (version {manifest.version})")
         if request.format != manifest.format:
             raise InvalidUsage(f"{found} as {manifest.format}, not {request.format}")
         if request.options or request.columns or request.pattern != "*":
             raise InvalidUsage(
-                f"{found}, which is read whole and as it was written: give no options, columns or "
-                "pattern; or name one of its files"
+                f"{found}, which is read in full and as it was written: remove options, columns "
+                "and pattern, or name a single file of it"
             )
         must = self._missing(columns_of_copy(manifest, self._target).names)
         if must:
             raise InvalidUsage(f"{found} without {must}")
-        # The manifest names files at any depth.
+        # The manifest may name files at any depth.
         self._location = self._open_location("*", recursive=True)
         there = {file.name: file for file in await self._location.list_all()}
         gone = [file.path for file in manifest.files if file.path not in there]
         if gone:
-            raise InvalidUsage(f"{found}, of which files are gone: {', '.join(gone[:10])}")
+            raise InvalidUsage(
+                f"{found}, but some of its files are missing: {', '.join(gone[:10])}"
+            )
         return [there[file.path] for file in manifest.files]
 
     def _missing(self, names: Container[str]) -> str:
-        """Return the columns that files with these columns lack, with the reason; empty: none."""
+        """Return which required columns files with these columns lack, and the reason; "" if
+        none."""
         absent = [column for column in self._target.columns if column.name not in names]
         must = [c.name for c in absent if not c.nullable and c.name not in self._defaults]
         if must:
             return f"{', '.join(must)}, which may not be NULL"
         computed = [c.name for c in absent if c.name in self._request.computed]
-        return f"{', '.join(computed)}, whose defaults SQL alone computes" if computed else ""
+        return f"{', '.join(computed)}, whose defaults are computed only by SQL" if computed else ""
 
     def progress(self) -> FilesProgress:
-        """Return the progress; never waits."""
+        """Return the progress. Never waits."""
         done = self._files[: self._done]
         return FilesProgress(
             len(done),
@@ -164,9 +171,11 @@ class OneshotCopy:
         )
 
     async def pieces(self) -> AsyncGenerator[pa.Table, None]:
-        """Yield the rows: the table's columns and `DIFF`, all 1. They are valid only once the
-        generator has ended without an error. Raises `MalformedFile` (the file is named),
-        `SourceUnreachable`."""
+        """Yield the rows: the table's columns and `DIFF`, which is always 1.
+
+        They are valid only once the generator has ended without an error. Raises `MalformedFile`,
+        which names the file, and `SourceUnreachable`.
+        """
         names = self._request.columns or self._target.names
         columns = {column.name: column for column in self._target.columns}
         read = TableSchema(tuple(columns[name] for name in names))
@@ -195,10 +204,10 @@ class OneshotCopy:
             except MalformedFile as error:
                 raise await self._named(reader, batch, error) from None
             self._done += len(batch)
-        # Last: a file that changed after it was listed may have been read in two versions.
+        # At the end: a file that changed after it was listed may have been read in two versions.
         other = await self._location.find_changed(self._files)
         if other is not None:
-            raise SourceUnreachable(f"{other} was changed while it was copied: copy again")
+            raise SourceUnreachable(f"{other} changed while it was copied: copy again")
 
     async def _named(
         self, reader: LocationReader, batch: Sequence[FoundFile], error: MalformedFile

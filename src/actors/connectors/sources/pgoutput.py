@@ -1,10 +1,10 @@
-"""PostgreSQL's logical replication messages (pgoutput, version 1), many at a time. Pure.
+"""Decodes PostgreSQL's logical replication messages (pgoutput, version 1), many at a time. Pure.
 
-Theory of operation. A batch of messages lies in one buffer (`CopyFrames`). The same field of all
-messages is read at once with numpy, so that a message costs no Python of its own: `walk` goes
-through the tuples column by column, all rows side by side. A column is then the buffer with offsets
-into it, from which Arrow copies the values (`column`). Only rare messages (a relation's
-description, a truncate) are read one by one.
+Theory of operation. The messages of a batch are in one buffer (`CopyFrames`). numpy reads the same
+field of all messages at once, so a single message costs no Python code of its own. `walk` goes
+through the tuples column by column, all rows in parallel. A column is then the buffer plus offsets,
+from which Arrow copies the values (`column`). Only rare messages (a relation's description, a
+truncate) are decoded one by one.
 
 Frames of the stream are XLogData (``w``, start, end, time, message) and keepalives (``k``). No
 state is kept between batches, and values stay text.
@@ -53,18 +53,20 @@ class PgRelationColumn(msgspec.Struct, frozen=True):
 
 
 class PgRelation(msgspec.Struct, frozen=True):
-    """A table, as the server describes it before its first change and after each of its own."""
+    """A table as the server describes it: before its first change, and again after the table is
+    altered."""
 
     oid: int
     name: str
     """Name with schema: ``public.accounts``."""
     identity: str
-    """``d`` (default: the primary key), ``i`` (an index), ``f`` (full), ``n`` (nothing)."""
+    """Replica identity: ``d`` (default, the primary key), ``i`` (an index), ``f`` (full) or ``n``
+    (nothing)."""
     columns: tuple[PgRelationColumn, ...]
 
 
 class MessageBatch(msgspec.Struct):
-    """A batch: type, first and last place of each message."""
+    """A batch of messages: the type, start and end of each."""
 
     data: ByteValues
     tags: ByteValues
@@ -75,20 +77,20 @@ class MessageBatch(msgspec.Struct):
         return len(self.tags)
 
     def slice(self, start: int, stop: int) -> MessageBatch:
-        """Return some of the messages."""
+        """Return the messages from index `start` to ``stop - 1``."""
         cut = slice(start, stop)
         return MessageBatch(self.data, self.tags[cut], self.places[cut], self.ends[cut])
 
 
 class PrimaryKeepalive(msgspec.Struct, frozen=True):
-    """The server has sent everything before `end`."""
+    """A keepalive of the server, which has sent everything before `end`."""
 
     end: int
     wants_reply: bool
 
 
 class CommitBatch(msgspec.Struct):
-    """Commits of a batch: their indices, the position after each, and its time (Unix ms)."""
+    """The commits in a batch: their indices, the LSN after each, and its time (Unix ms)."""
 
     places: Places
     ends: Places
@@ -96,7 +98,7 @@ class CommitBatch(msgspec.Struct):
 
 
 class TupleValues(msgspec.Struct):
-    """One column of many tuples: the kind of each value, and the place of its text."""
+    """One column of many tuples: the kind of each value, and the start and end of its text."""
 
     kinds: ByteValues
     starts: Places
@@ -104,41 +106,45 @@ class TupleValues(msgspec.Struct):
 
     @property
     def absent(self) -> RowMask:
-        """Return which values have no text: they are NULL, or unchanged."""
+        """Return a mask of the values without text: NULL or unchanged."""
         mask: RowMask = (self.kinds == NULL) | (self.kinds == UNCHANGED)
         return mask
 
     @property
     def lengths(self) -> Lengths:
-        """Return the length of each text; -1 where there is none."""
+        """Return the length of each text; -1 for a value without text."""
         return np.where(self.absent, -1, self.ends - self.starts)
 
 
 def messages(frames: CopyFrames) -> MessageBatch:
-    """Return the messages of a batch's frames, without keepalives. Raises `RemoteProtocolError`."""
+    """Return the messages in these frames, without keepalives. Raises `RemoteProtocolError`."""
     kinds = frames.data[frames.starts]
     logged = kinds == _XLOG
     if not bool((logged | (kinds == _KEEPALIVE)).all()):
         strange = int(kinds[~logged & (kinds != _KEEPALIVE)][0])
-        raise RemoteProtocolError(f"frame of type {chr(strange)!r} in a replication stream")
+        raise RemoteProtocolError(
+            f"unexpected frame of type {chr(strange)!r} in a replication stream"
+        )
     places = frames.starts[logged] + XLOG_HEADER_BYTES
     tags = frames.data[places]
     unknown = [tag for tag in np.unique(tags).tolist() if tag not in _KNOWN]
     if unknown:
-        raise RemoteProtocolError(f"message of type {chr(unknown[0])!r}: it is none of version 1")
+        raise RemoteProtocolError(
+            f"unexpected message of type {chr(unknown[0])!r} in protocol version 1"
+        )
     return MessageBatch(frames.data, tags, places, frames.ends[logged])
 
 
 def is_commit(frames: CopyFrames) -> RowMask:
-    """Return which frames end a transaction."""
-    # A keepalive is shorter than the header: bounded, so that the index stays in the buffer.
+    """Return a mask of the frames that end a transaction."""
+    # A keepalive is shorter than the header, so the index is limited to the buffer.
     last = np.minimum(frames.starts + XLOG_HEADER_BYTES, len(frames.data) - 1)
     mask: RowMask = (frames.data[frames.starts] == _XLOG) & (frames.data[last] == COMMIT)
     return mask
 
 
 def late_ms(frames: CopyFrames, index: int) -> int:
-    """Return the time between a commit and its sending, both by the server's clock."""
+    """Return the delay between a commit and its sending, by the server's clock."""
     start = frames.starts[index : index + 1]
     sent = be64(frames.data, start + 17)
     committed = be64(frames.data, start + XLOG_HEADER_BYTES + 18)
@@ -146,7 +152,8 @@ def late_ms(frames: CopyFrames, index: int) -> int:
 
 
 def keepalive(frames: CopyFrames) -> PrimaryKeepalive | None:
-    """Return the newest keepalive of these frames; it wants a reply if any of them does."""
+    """Return the newest keepalive in these frames; None if there is none. It wants a reply if any
+    of them does."""
     (at,) = np.nonzero(frames.data[frames.starts] == _KEEPALIVE)
     if not len(at):
         return None
@@ -158,21 +165,21 @@ def keepalive(frames: CopyFrames) -> PrimaryKeepalive | None:
 
 
 def received(frames: CopyFrames) -> int:
-    """Return the newest log position in these frames; 0 if there are none."""
+    """Return the newest log position in these frames; 0 if there are no frames."""
     if not len(frames):
         return 0
-    # XLogData begins with its record's start, a keepalive with the end of the server's log.
+    # XLogData starts with the start of its record, a keepalive with the end of the server's log.
     return int(be64(frames.data, frames.starts + 1).max())
 
 
 def begins(batch: MessageBatch) -> tuple[Places, Places]:
-    """Return (indices of begins in the batch, the position of each one's commit)."""
+    """Return the indices of the begins in a batch, and the LSN of each one's commit."""
     (at,) = np.nonzero(batch.tags == BEGIN)
     return at, be64(batch.data, batch.places[at] + 1)
 
 
 def xids(batch: MessageBatch) -> set[int]:
-    """Return the transactions that begin in the batch, modulo 2^32."""
+    """Return the ids (modulo 2^32) of the transactions that begin in the batch."""
     at = batch.tags == BEGIN
     return set((be32(batch.data, batch.places[at] + 17) & 0xFFFFFFFF).tolist())
 
@@ -180,19 +187,19 @@ def xids(batch: MessageBatch) -> set[int]:
 def commits(batch: MessageBatch) -> CommitBatch:
     """Return all commits of a batch."""
     (at,) = np.nonzero(batch.tags == COMMIT)
-    # type, flags, position, position after it, time
+    # Layout: type, flags, LSN, LSN after it, time.
     places = batch.places[at]
     times = be64(batch.data, places + 18) // 1000 + MS_TO_2000
     return CommitBatch(at, be64(batch.data, places + 10), times)
 
 
 def relation_oids(batch: MessageBatch) -> Places:
-    """Return the relation of each insert, update and delete; meaningless for other messages."""
+    """Return the relation oid of each insert, update and delete. Meaningless for other messages."""
     return be32(batch.data, batch.places + 1) & 0xFFFFFFFF
 
 
 def relation(batch: MessageBatch, index: int) -> PgRelation:
-    """Parse the description at that index of the batch. Raises `RemoteProtocolError`."""
+    """Parse the relation message at this index of the batch. Raises `RemoteProtocolError`."""
     start, end = int(batch.places[index]), int(batch.ends[index])
     body = batch.data[start + 1 : end].tobytes()
     try:
@@ -213,32 +220,36 @@ def relation(batch: MessageBatch, index: int) -> PgRelation:
             )
             rest = behind[8:]
     except (IndexError, ValueError) as error:
-        raise RemoteProtocolError(f"broken description of a relation: {error}") from None
+        raise RemoteProtocolError(f"invalid description of a relation: {error}") from None
     whole = qualified_name(schema.decode() or "pg_catalog", table.decode())
     return PgRelation(oid, whole, identity, tuple(columns))
 
 
 def truncated(batch: MessageBatch, index: int) -> tuple[int, ...]:
-    """Return the relations that the truncate at that index of the batch empties."""
+    """Return the oids of the relations that the truncate at this index of the batch empties."""
     start, end = int(batch.places[index]), int(batch.ends[index])
     oids = batch.data[start + 6 : end].tobytes()
     return tuple(int.from_bytes(oids[at : at + 4], "big") for at in range(0, len(oids), 4))
 
 
 def walk(data: ByteValues, places: Places, columns: int) -> tuple[list[TupleValues], Places]:
-    """Return tuples that begin at these places, column by column; and the end of each. Raises
-    `RemoteProtocolError` for a tuple with another number of columns, or beyond the buffer."""
+    """Decode the tuples that start at these places, column by column. Return the columns, and the
+    end of each tuple.
+
+    Raises `RemoteProtocolError` for a tuple with another number of columns, or one that exceeds the
+    buffer.
+    """
     try:
         return _walk(data, places, columns)
-    except IndexError:  # numpy's bounds check, instead of one of ours at each read
-        raise RemoteProtocolError("a tuple ends behind its batch") from None
+    except IndexError:  # numpy checks bounds, so that not every read needs a check
+        raise RemoteProtocolError("a tuple ends beyond its batch") from None
 
 
 def _walk(data: ByteValues, places: Places, columns: int) -> tuple[list[TupleValues], Places]:
     counts = be16(data, places)
     if len(counts) and not bool((counts == columns).all()):
         wrong = int(counts[counts != columns][0])
-        raise RemoteProtocolError(f"a tuple of {wrong} columns in a relation of {columns}")
+        raise RemoteProtocolError(f"a tuple has {wrong} columns, its relation {columns}")
     at = places + 2
     values = []
     for _ in range(columns):
@@ -246,7 +257,7 @@ def _walk(data: ByteValues, places: Places, columns: int) -> tuple[list[TupleVal
         lengths = be32(data, at + 1)
         none = (kinds == NULL) | (kinds == UNCHANGED)
         starts = at + 5
-        # NULL and unchanged values have a kind, but no length.
+        # NULL and unchanged values have a kind but no length.
         if none.any():
             lengths[none] = 0
             starts = np.where(none, at + 1, starts)
@@ -258,15 +269,17 @@ def _walk(data: ByteValues, places: Places, columns: int) -> tuple[list[TupleVal
 
 def _check(starts: Places, lengths: Places, data: ByteValues) -> None:
     if len(lengths) and (int(lengths.min()) < 0 or int((starts + lengths).max()) > len(data)):
-        raise RemoteProtocolError("a value ends outside its batch")
+        raise RemoteProtocolError("a value ends beyond its batch")
 
 
 def walk_copied(data: ByteValues, places: Places, columns: int) -> list[TupleValues]:
-    """Return tuples of COPY's binary format that begin at these places, column by column. Raises
-    `RemoteProtocolError`."""
+    """Decode the tuples in COPY's binary format that start at these places, column by column.
+
+    Raises `RemoteProtocolError`.
+    """
     counts = be16(data, places)
     if len(counts) and not bool((counts == columns).all()):
-        raise RemoteProtocolError(f"a row of COPY has other than {columns} columns")
+        raise RemoteProtocolError(f"a row of COPY does not have {columns} columns")
     at = places + 2
     values = []
     for _ in range(columns):
@@ -282,7 +295,8 @@ def walk_copied(data: ByteValues, places: Places, columns: int) -> list[TupleVal
 
 
 def column(data: ByteValues, values: TupleValues) -> pa.Array:
-    """Return the texts (large_binary); NULL where there is none. Places must ascend."""
+    """Return the texts of a column as large_binary, NULL for values without text. Their starts must
+    be in ascending order."""
     absent = values.absent
     lengths = values.ends - values.starts
     return take_values(data, values.starts, lengths, absent if absent.any() else None)

@@ -1,24 +1,26 @@
-"""PostgreSQL as a source: tables by logical replication, from a snapshot on.
+"""PostgreSQL as a source: ingests tables by logical replication, starting from a snapshot.
 
-Theory of operation. A replication slot keeps the server's log from the durable position; a
-publication names the tables. New tables are copied at a snapshot that a slot exported (the source's
-own when it is created, else a temporary one): it holds exactly what was committed before that
-slot's position, and from there on changes count. No mark is given before the stream has passed the
-position of all snapshots, so that every mark is one instant of the whole database.
+Theory of operation. A replication slot makes the server retain its log from the durable position
+on; a publication names the tables. New tables are copied at a snapshot exported by a slot (the
+source's own slot when it is created, otherwise a temporary one). The snapshot contains exactly what
+was committed before that slot's position; from there on, changes are read from the stream. The
+source emits no mark before the stream has passed the positions of all snapshots, so every mark is
+one instant of the whole database.
 
-A position names the server, the database, a place in the log, and of each table its identity and
-the place of its snapshot. The server sends transactions after the place that `open` asks for.
+A position contains the server, the database, an LSN, and the identity and snapshot LSN of each
+table. The server sends the transactions after the LSN that `open` requests.
 
-An export that has more columns than the position binds is given them at a snapshot too: the stream
-is read up to it with the former ones, then the rows that have a value in a further column are
-copied (`ColumnsDue`), and from there on rows have all columns. The next mark binds them.
+Columns that are added to an export are filled from a snapshot, too. The stream is read up to it
+with the former columns; then the rows with a value in an added column are copied (`ColumnsDue`);
+from there on, rows have all columns. The next mark binds the added columns.
 
-The stream tells of rows only; whatever else happens to a table is in the catalog, which is checked
-before every mark (`_confirm`, `postgres_drift`). A table whose rows here may differ from those
-there is refilled: the source ends (`SourceUnreachable`), and copies it anew when it is reopened.
+The stream reports only rows. Whatever else happens to a table is in the catalog, which is checked
+before every mark (`_confirm`, `postgres_drift`). If a table's ingested rows may differ from the
+upstream rows, it must be refilled: the source ends with `SourceUnreachable`, and copies the table
+again when it is reopened.
 
-Three connections: for replication, for queries of the catalog, and for snapshots. Losing any of
-them is `SourceUnreachable`: the source is reopened.
+The source uses three connections: for replication, for catalog queries, and for snapshots. Losing
+one of them is `SourceUnreachable`, and the source is reopened.
 """
 
 from __future__ import annotations
@@ -87,17 +89,20 @@ _IDLE_WAIT_S: Final = 1.0
 _VISIBLE_WAIT_S: Final = 0.002
 _IN_USE: Final = "55006"
 _ANSWER_S: Final = 20
-"""Time in which the server must answer a question about its catalog, log or slot."""
+"""Time within which the server must answer a query about its catalog, log or slot."""
 _LOOK_MS: Final = 1_000
 """Time that the checks made every `poll_ms` may take before the server counts as silent."""
+_CANNOT_SELECT: Final = "check that the user has the SELECT privilege on all columns of the table"
 
 AnswerT = TypeVar("AnswerT")
 
 
 class PostgresSource:
-    """Ingests tables of one database. See `connectors.sources.source.SourceConnector`. `id` names
-    slot and publication unless the configuration does; it must be unique among all that use the
-    server."""
+    """Ingests tables of one database; implements `connectors.sources.source.SourceConnector`.
+
+    `id` names the slot and the publication unless the configuration names them. It must be unique
+    among all sources that use the server.
+    """
 
     def __init__(
         self,
@@ -114,38 +119,53 @@ class PostgresSource:
         self._slot = config.slot_name(id)
         self._publication = config.publication_name(id)
         self._looker: PostgresConnection | None = None
-        """Connection for queries of the catalog."""
+        """Connection for catalog queries. None while the source is closed."""
+        # Copies tables at the moment; None if nothing is being copied.
         self._snapshot: TableSnapshots | None = None
+        # The replication stream; None until the first copies are complete.
         self._stream: ReplicationStream | None = None
         self._parked: TableSnapshots | None = None
-        """Snapshot whose further columns are due when the stream comes to it."""
+        """Open snapshot from which added columns are copied once the stream reaches it."""
         self._due: dict[str, SnapshotTable] = {}
-        """Further columns that are to be copied then."""
+        """Tables whose added columns are copied then, by export."""
         self._behind: list[Decoded] | None = None
-        """Answers of the stream behind `ColumnsDue`, while they are copied."""
+        """Output of the stream after `ColumnsDue`, held back while those columns are copied."""
+        # Output of `next`, in order; may be released.
         self._ready: deque[Given] = deque()
         self._unsure: list[Given] = []
-        """Rows and a mark that wait for a check of the catalog (`_confirm`)."""
+        """Rows and marks that are held back until the catalog has been checked (`_confirm`)."""
+        # Decoder of the stream; None until the source is opened.
         self._changes: DecodedChanges | None = None
+        # Exports that are filled or being filled, with their bindings; updated by every check of
+        # the catalog.
         self._filled: dict[str, FilledTable] = {}
         self._exports: dict[str, SourceExport] = {}
+        # Identifier of the server's cluster; set by `open`.
         self._system = ""
+        # Monotonic time of the last check of the slot (`_look`), and what it found.
         self._looked_ms = 0.0
         self._health: ServerHealth | None = None
         self._surveyed = ""
-        """Digest of the catalog when the tables were last judged."""
+        """Digest of the catalog when the tables were last checked."""
         self._types: tuple[int, ...] = ()
-        """Types of the tables' columns, and of their parts."""
+        """Oids of the types of the tables' columns, and of their component types."""
+        # Estimated number of rows to copy (None: unknown), and the number copied so far.
         self._rows_known: int | None = None
         self._rows_staged = 0
+        # Warnings for the user, by export; the key ``slot`` holds the one about the slot.
         self._notes: dict[str, str] = {}
+        # True after `SourceIdle` until the next output.
         self._idle = False
 
     async def describe(
         self, wanted: Mapping[str, Sequence[str]] | None
     ) -> tuple[SourceExport, ...]:
-        """See `Source.describe`. Names are ``schema.table``, or ``table`` in schema ``public``."""
-        # A replication connection, so that a user who may not replicate is refused now.
+        """Check the server and return the requested tables as exports.
+
+        Names are ``schema.table``, or ``table`` in schema ``public``. Raises `InvalidUsage` and
+        `SourceUnreachable`.
+        """
+        # A replication connection, so that a user without the right to replicate is refused now.
         wire = await self._connect(replication=True)
         try:
             return await setup.describe(wire, self._config, self._publication, wanted)
@@ -157,7 +177,8 @@ class PostgresSource:
     async def describe_added(
         self, export: SourceExport, columns: Sequence[TableColumn]
     ) -> tuple[TableColumn, ...]:
-        """See `Source.describe_added`."""
+        """Return columns to add to an export, with their types. Raises `InvalidUsage` and
+        `SourceUnreachable`."""
         wire = await self._connect(replication=False)
         try:
             return await setup.describe_added(
@@ -171,7 +192,12 @@ class PostgresSource:
     # -- open --------------------------------------------------------------------------------
 
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
-        """See `Source.open`."""
+        """Connect, check the server, and start after a position; None starts from a snapshot of all
+        tables.
+
+        Creates the publication and the slot if they are missing. Raises `InvalidUsage` and
+        `SourceUnreachable`.
+        """
         try:
             await self._open(exports, position)
         except ServerRefused as error:
@@ -199,8 +225,7 @@ class PostgresSource:
                 for name, table in found.items()
                 if name not in filled or filled[name].oid == table.oid
             ]
-            # Before the slot is created: pgoutput fails on changes that are older than the
-            # publication.
+            # Before the slot is created: pgoutput fails on changes older than the publication.
             await setup.publish(looker, self._config, self._publication, present)
             lsn = was.lsn if was else 0
             health = await catalog.health(looker, self._slot)
@@ -222,31 +247,31 @@ class PostgresSource:
         filled: dict[str, FilledTable],
         lsn: int,
     ) -> None:
-        """Judge the tables that were filled before, and start to copy the others."""
+        """Check the tables that were filled before, and start copying the others."""
         looker = self._looker
         assert looker is not None, "open"
         began, at = lsn > 0, lsn
         survey = await survey_now(looker, [each.oid for each in filled.values()], self._publication)
         verdicts = await self._judge(survey, filled)
-        anew = {name for name, each in verdicts.items() if isinstance(each, TableNeedsRefill)}
+        refill = {name for name, each in verdicts.items() if isinstance(each, TableNeedsRefill)}
         new = [found[name] for name in self._exports if name in found]
-        new = [table for table in new if table.name not in filled or table.name in anew]
+        new = [table for table in new if table.name not in filled or table.name in refill]
         wider = self._wider(filled, verdicts)
         copied = [*new, *(found[name] for name in wider)]
         growing: dict[str, FilledTable] = {}
         refused: dict[str, str] = {}
         if health.slot is None or copied:
             at, name = await self._export_snapshot(maker, health, resumed=began)
-            # Where no table keeps its rows, the stream may begin at the snapshot.
+            # If no table keeps its rows, the stream may start at the snapshot.
             lsn = lsn if any(isinstance(each, TableContinues) for each in verdicts.values()) else at
-            assert at >= lsn, "a new slot begins at the end of the log"
+            assert at >= lsn, "a new slot starts at the end of the log"
             if copied:
                 then, refused = await self._begin_snapshot(new, copied, name)
                 for table in copied:
                     into = growing if table.name in wider else filled
                     into[table.name] = self._bind(then, table, at, wider.get(table.name, ()))
         elif not began:
-            assert health.slot is not None, "else it would be made"
+            assert health.slot is not None, "otherwise it is created above"
             lsn = health.slot.confirmed_lsn
         self._filled = filled
         survey = await survey_now(looker, [each.oid for each in filled.values()], self._publication)
@@ -256,7 +281,7 @@ class PostgresSource:
             if not same and table.name not in refused:
                 raise self._was_altered(table.name)
         verdicts = await self._judge(survey, filled)
-        # One whose further columns are gone ends, as it would end later.
+        # A table whose added columns no longer exist fails now; it would fail later anyway.
         grown = await self._judge(survey, growing)
         verdicts |= {name: each for name, each in grown.items() if isinstance(each, TableFails)}
         self._changes = changes = DecodedChanges(
@@ -271,15 +296,14 @@ class PostgresSource:
         self._settle(survey, verdicts)
         for name in self._exports:
             if name not in filled:
-                self._ready += changes.fail(name, "there is no such table any more", RECREATE_HINT)
+                self._ready += changes.fail(name, "the table no longer exists", RECREATE_HINT)
             elif name in refused:
-                hint = "check that the user may SELECT all columns of the table"
-                error = f"the table cannot be read: {refused[name]}"
-                self._ready += changes.fail(name, error, hint)
+                error = f"cannot read the table: {refused[name]}"
+                self._ready += changes.fail(name, error, _CANNOT_SELECT)
         if len(self._position_text(lsn)) > POSITION_BYTES_MAX:
-            raise InvalidUsage(f"{len(self._exports)} tables are too many: make several sources")
+            raise InvalidUsage(f"too many tables ({len(self._exports)}): use several sources")
         if copied:
-            self._ready += [ExportTruncated(name) for name in sorted(anew) if name not in refused]
+            self._ready += [ExportTruncated(name) for name in sorted(refill) if name not in refused]
             live = [table for table in copied if not changes.is_failed(table.name)]
             self._begin_copies(live, filled | growing, wider, survey)
         elif not began:
@@ -292,7 +316,7 @@ class PostgresSource:
         wider: Mapping[str, tuple[int, ...]],
         found: CatalogSurvey,
     ) -> None:
-        """Have new tables copied next, and further columns when they are due."""
+        """Queue the copies of new tables, and keep those of added columns until they are due."""
         copies = {
             table.name: copied_contents(
                 self._exports[table.name],
@@ -304,21 +328,23 @@ class PostgresSource:
             for table in tables
         }
         self._due = {name: copies.pop(name) for name in wider if name in copies}
-        assert self._snapshot is not None, "begun"
+        assert self._snapshot is not None, "started"
         self._snapshot.copy(copies.values())
 
     def _wider(
         self, filled: Mapping[str, FilledTable], verdicts: Mapping[str, Verdict]
     ) -> dict[str, tuple[int, ...]]:
-        """Return the tables whose exports have further columns → numbers of those that are bound.
-        Raises `SourceUnreachable` for an export that has fewer."""
+        """Return the bound column numbers of each table whose export has additional columns.
+
+        Raises `SourceUnreachable` for an export that has fewer columns than are bound.
+        """
         found = {}
         for name, verdict in verdicts.items():
             bound, wanted = filled[name].columns, self._exports[name].schema.names
             if len(bound) > len(wanted):
                 raise SourceUnreachable(
-                    f"PostgreSQL: {name} was given columns: {len(bound)} are read at the position,"
-                    f" and {len(wanted)} are known here",
+                    f"PostgreSQL: columns were added to {name}: {len(bound)} are read at this "
+                    f"position, but only {len(wanted)} are known here",
                     "another service owns this state now: stop this one",
                 )
             if len(bound) < len(wanted) and isinstance(verdict, TableContinues):
@@ -329,14 +355,16 @@ class PostgresSource:
     def _was_altered(name: str) -> SourceUnreachable:
         # Retried: the next attempt copies the table at a newer snapshot.
         return SourceUnreachable(
-            f"PostgreSQL: {name} was altered as it was to be copied", "tried again"
+            f"PostgreSQL: {name} was altered while its copy was prepared", "tried again"
         )
 
     def _bind(
         self, then: CatalogSurvey, table: PostgresTable, lsn: int, bound: tuple[int, ...] = ()
     ) -> FilledTable:
-        """Return a table as filled at the snapshot, bound to its columns there; the first ones are
-        `bound` already. Raises `SourceUnreachable`."""
+        """Bind a table to its columns at the snapshot, of which the first ones are already `bound`.
+
+        Raises `SourceUnreachable` if the table was altered.
+        """
         there = then.tables.get(table.oid)
         if there is None or there.name != table.name:
             raise self._was_altered(table.name)
@@ -348,14 +376,17 @@ class PostgresSource:
     async def _export_snapshot(
         self, maker: PostgresConnection, health: ServerHealth, *, resumed: bool
     ) -> tuple[int, str]:
-        """Return (position, snapshot of everything committed before it). The snapshot lives as long
-        as `maker`."""
+        """Create a slot that exports a snapshot; return its LSN and the snapshot's name.
+
+        The snapshot contains everything committed before that LSN. It is valid as long as `maker`
+        is connected.
+        """
         if health.slot is None and not resumed:
             slot, kind = self._slot, ""
         else:
-            # A slot exports a snapshot only when it is created, so the source's own cannot do it
-            # again. Named after its connection: the slot of the attempt before lives until the
-            # server notices that its client is gone.
+            # A slot exports a snapshot only when it is created, so the source's own slot cannot do
+            # it again. The temporary slot is named after its connection, because the slot of a
+            # previous attempt lives until the server notices that its client is gone.
             slot, kind = f"{self._slot[:44]}_fill_{maker.server_pid}", "TEMPORARY "
         try:
             rows = await maker.query(
@@ -363,14 +394,14 @@ class PostgresSource:
             )
         except ServerRefused as error:
             raise SourceUnreachable(
-                f"PostgreSQL: slot {slot} cannot be made: {error}", error.server_hint
+                f"PostgreSQL: cannot create slot {slot}: {error}", error.server_hint
             ) from None
         return parse_lsn(str(rows[0][1])), rows[0][2] or ""
 
     async def _begin_snapshot(
         self, new: Sequence[PostgresTable], tables: Sequence[PostgresTable], name: str
     ) -> tuple[CatalogSurvey, dict[str, str]]:
-        """Connect, and begin the snapshot. See `TableSnapshots.begin`."""
+        """Connect and import the snapshot, as `TableSnapshots.begin` does."""
         self._snapshot = TableSnapshots(await self._connect(replication=False))
         known = [table.rows for table in new]
         self._rows_known = sum(known) if min(known, default=0) >= 0 else None
@@ -379,15 +410,13 @@ class PostgresSource:
     # -- read -------------------------------------------------------------------------------
 
     async def next(self) -> Given:
-        """See `Source.next`."""
+        """Return the next rows or event. Raises `SourceUnreachable`."""
         try:
             return await self._next()
         except ServerRefused as error:
             raise self._refused(error) from None
         except ProtocolError as error:
-            raise SourceUnreachable(
-                f"PostgreSQL: {error}", "it is read again from the last mark"
-            ) from None
+            raise SourceUnreachable(f"PostgreSQL: {error}", f"PostgreSQL: {error}") from None
 
     async def _next(self) -> Given:
         while not self._ready:
@@ -400,13 +429,14 @@ class PostgresSource:
             if self._stream is None:
                 await self._begin_stream()
             stream = self._stream
-            assert stream is not None, "begun"
+            assert stream is not None, "started"
             now = self._clock.monotonic_ms()
             due = self._looked_ms + self._config.poll_ms
             if now >= due:
                 await self._in_time(self._look())
                 continue
-            # Wait only after `SourceIdle`: the ingest task must learn at once that nothing is left.
+            # Wait only after `SourceIdle`, so that the ingest task learns at once that nothing is
+            # pending.
             wait_s = min(_IDLE_WAIT_S, (due - now) / 1000) if self._idle else 0.0
             self._give(await stream.next(wait_s))
             if not self._ready and not self._unsure:
@@ -432,10 +462,10 @@ class PostgresSource:
             self._ready += plain
 
     def _copy_due(self, due: ColumnsDue, behind: Sequence[Decoded]) -> None:
-        """Have further columns copied next, and then go on with what the stream gave behind."""
-        # Judged with all of their columns before the next mark.
+        """Copy added columns next, and hold back what the stream returned after them (`behind`)."""
+        # Before the next mark, check the tables again, now with all their columns.
         self._surveyed = ""
-        if self._parked is None:  # all of the tables had ended before
+        if self._parked is None:  # all these tables have failed already
             self._give(behind)
             return
         self._snapshot, self._parked = self._parked, None
@@ -444,7 +474,7 @@ class PostgresSource:
 
     async def _next_of_snapshot(self) -> None:
         snapshot, changes = self._snapshot, self._changes_()
-        assert snapshot is not None, "asked for"
+        assert snapshot is not None, "the caller checks"
         piece = None
         try:
             async with anyio.create_task_group() as group:
@@ -470,8 +500,11 @@ class PostgresSource:
             self._give(given)
 
     async def _ask_meanwhile(self) -> None:
-        """Ask the server again and again whether it is there: the first rows of a large table may
-        take long, so that their wait has no limit. Raises `SourceUnreachable`."""
+        """Check at every `poll_ms` that the server responds, while a copy waits.
+
+        The first rows of a large table may take long, so waiting for them has no time limit of its
+        own. Raises `SourceUnreachable`.
+        """
         assert self._looker is not None, "open"
         while True:
             await anyio.sleep(self._config.poll_ms / 1000)
@@ -483,7 +516,8 @@ class PostgresSource:
         stream = None
         try:
             timeout_ms = await self._in_time(catalog.sender_timeout_ms(wire))
-            # At least three times within the timeout, whatever is configured; 0: no timeout.
+            # At least three times per timeout, whatever is configured. 0 means that the server has
+            # no timeout.
             feedback_ms = min(self._config.feedback_ms, timeout_ms // 3 or 3_600_000)
             stream = ReplicationStream(wire, self._changes_(), self._clock, feedback_ms)
             await self._in_time(stream.begin(self._slot, self._publication))
@@ -496,40 +530,42 @@ class PostgresSource:
         hint = error.server_hint
         if error.sqlstate == _IN_USE:
             hint = (
-                "another reader has the slot; the one that this source had ends by itself after"
-                " wal_sender_timeout"
+                "another reader uses the slot; a previous reader of this source ends by itself "
+                "after wal_sender_timeout"
             )
         elif "publication" in str(error) and "does not exist" in str(error):
             hint = (
-                f"publication {self._publication} was dropped: changes since then are not in the"
-                " stream; drop the source and create it again"
+                f"publication {self._publication} was dropped, so the stream lacks the changes "
+                "since then: drop the source and create it again"
             )
         return SourceUnreachable(f"PostgreSQL: {error}", hint)
 
     async def _in_time(self, answer: Awaitable[AnswerT]) -> AnswerT:
-        """Return an answer of the server. Raises `SourceUnreachable` if it does not come."""
+        """Return the server's answer. Raises `SourceUnreachable` if it does not arrive in time."""
         try:
-            # A server that is stopped, or gone without a word, leaves the connection open.
+            # A server that stops responding, or disappears, leaves the connection open.
             with anyio.fail_after(_ANSWER_S):
                 return await answer
         except TimeoutError:
             raise SourceUnreachable(
                 f"PostgreSQL: no answer within {_ANSWER_S} s",
-                "check that the server runs and that the network reaches it",
+                "check that the server is running and that the network reaches it",
             ) from None
 
     async def _look(self) -> None:
-        """Check the slot and the tables."""
+        """Check the slot and the tables. Raises `SourceUnreachable`."""
         looker = self._looker
         assert looker is not None, "open"
         self._health = health = await catalog.health(looker, self._slot)
         if health.slot is None or health.slot.wal_status == "lost":
-            state = "was dropped" if health.slot is None else "has lost log (wal_status lost)"
+            state = (
+                "was dropped" if health.slot is None else "lost log that it needs (wal_status lost)"
+            )
             raise SourceUnreachable(f"PostgreSQL: slot {self._slot} {state}", setup.AGAIN)
         if health.slot.wal_status == "unreserved":
             self._notes["slot"] = (
-                f"slot {self._slot} is about to lose log (wal_status unreserved): raise"
-                " max_slot_wal_keep_size, or see why this source lags"
+                f"slot {self._slot} is about to lose log (wal_status unreserved): raise "
+                "max_slot_wal_keep_size, or find out why this source lags"
             )
         else:
             self._notes.pop("slot", None)
@@ -537,8 +573,11 @@ class PostgresSource:
         self._looked_ms = self._clock.monotonic_ms()
 
     async def _confirm(self) -> None:
-        """Release the rows and marks of `_unsure`, once the catalog was checked as of a moment
-        after their transactions; failures of tables come before the mark."""
+        """Check the catalog, and then release the rows and marks in `_unsure`.
+
+        The check sees the effects of all their transactions. Failures of tables are put before the
+        mark.
+        """
         looker = self._looker
         assert looker is not None, "open"
         changes = self._changes_()
@@ -549,7 +588,7 @@ class PostgresSource:
             )
             if seen.shows(changes.xids):
                 break
-            # A transaction is in the log a moment before other transactions see its effects.
+            # A transaction appears in the log slightly before its effects become visible to others.
             await anyio.sleep(_VISIBLE_WAIT_S)
         if seen.digest != self._surveyed:
             await self._in_time(self._survey())
@@ -559,7 +598,8 @@ class PostgresSource:
         self._unsure = []
 
     async def _survey(self) -> None:
-        """Judge all tables. Raises `SourceUnreachable` where one must be refilled."""
+        """Check all tables against the catalog. Raises `SourceUnreachable` if one must be
+        refilled."""
         looker = self._looker
         assert looker is not None, "open"
         oids = [each.oid for each in self._filled.values()]
@@ -569,14 +609,14 @@ class PostgresSource:
     async def _judge(
         self, found: CatalogSurvey, filled: Mapping[str, FilledTable]
     ) -> dict[str, Verdict]:
-        """Judge the tables that have not failed. See `judge_all`."""
+        """Return the verdicts on the tables that have not failed."""
         assert self._looker is not None, "open"
         changes = self._changes
         live = {n: f for n, f in filled.items() if changes is None or not changes.is_failed(n)}
         return await judge_all(self._looker, found, live, self._exports, self._publication)
 
     def _settle(self, survey: CatalogSurvey, verdicts: Mapping[str, Verdict]) -> None:
-        """Apply the verdicts on the tables. Raises `SourceUnreachable`."""
+        """Apply the verdicts on the tables. Raises `SourceUnreachable` if one must be refilled."""
         changes = self._changes_()
         self._surveyed, self._types = survey.seen.digest, tuple(sorted(survey.types))
         changes.learn(survey.types)
@@ -586,7 +626,7 @@ class PostgresSource:
                     self._filled[name] = msgspec.structs.replace(
                         self._filled[name], fingerprint=verdict.fingerprint, names=verdict.names
                     )
-                    changes.stands(name, verdict)
+                    changes.keep_export(name, verdict)
                     self._notes.pop(name, None)
                     if verdict.note:
                         self._notes[name] = verdict.note
@@ -594,18 +634,18 @@ class PostgresSource:
                     self._ready += changes.fail(name, error, hint)
                 case TableNeedsRefill(reason):
                     raise SourceUnreachable(
-                        f"PostgreSQL: {name}: {reason}", "the table is filled anew"
+                        f"PostgreSQL: {name}: {reason}", "the table is refilled"
                     )
 
     # -- acknowledge, close ------------------------------------------------------------------
 
     async def taken(self, position: str) -> None:
-        """See `Source.taken`."""
+        """Acknowledge a durable position to the server, which may then remove the log before it."""
         if self._stream is not None:
             self._stream.taken(position_lsn(position))
 
     def lag(self) -> SourceLag:
-        """See `Source.lag`."""
+        """Return the last known lag. Never waits."""
         known = self._health.wal_lsn if self._health else 0
         changes = self._changes
         if changes is None:
@@ -616,7 +656,7 @@ class PostgresSource:
         ms = 0 if not behind else None if since is None else self._clock.now_ms() - since
         silent_ms = self._silent_ms()
         if silent_ms > self._config.poll_ms + _LOOK_MS:
-            # It may have changes of which nothing is known here.
+            # A silent server may have changes that are not known here.
             ms = max(ms or 0, silent_ms)
         return SourceLag(
             known=lsn_text(max(known, reached)),
@@ -628,14 +668,14 @@ class PostgresSource:
         )
 
     def _silent_ms(self) -> int:
-        """Return the time since the server was last heard of."""
+        """Return the milliseconds since the server last responded."""
         heard_ms = self._looked_ms
         if self._stream is not None:
             heard_ms = max(heard_ms, self._stream.heard_ms)
         return int(self._clock.monotonic_ms() - heard_ms)
 
     async def close(self) -> None:
-        """See `Source.close`."""
+        """Close all connections. The slot stays."""
         stream, self._stream = self._stream, None
         snapshot, self._snapshot = self._snapshot, None
         parked, self._parked = self._parked, None
@@ -645,8 +685,7 @@ class PostgresSource:
                 each.close()
 
     async def forget(self) -> None:
-        """See `Source.forget`. Nothing is removed when the configuration says that nothing is
-        created."""
+        """Remove the slot and the publication of a dropped source, unless `create` is off."""
         await self.close()
         if not self._config.create:
             return
@@ -673,8 +712,8 @@ class PostgresSource:
         wire = await PostgresConnection.connect(parameters)
         try:
             if wire.server_version >= 140_000:
-                # PostgreSQL 14 added the setting; it would end the connection for queries, which
-                # is often idle.
+                # The setting exists since PostgreSQL 14. It would close the connection for catalog
+                # queries, which is often idle.
                 await wire.query("SET idle_session_timeout = 0")
         except BaseException:
             wire.close()

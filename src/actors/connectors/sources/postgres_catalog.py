@@ -1,7 +1,7 @@
-"""Queries of PostgreSQL's catalog: tables, types, publication and slot. Nothing is changed.
+"""Reads PostgreSQL's catalog: tables, types, publication and slot. Changes nothing.
 
-Every query is a simple one with literals (`quote_literal`), so that it also runs on a connection
-for replication.
+Every query is a simple query with literals (`quote_literal`), so that it also works on a
+replication connection.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from actors.wal.lsn import parse_lsn
 VERSION_MIN: Final = 130_000
 _VERSION_WITH_MULTIRANGES: Final = 140_000
 VERSION_WITH_LISTS: Final = 150_000
-"""Version from which publications may list columns and filter rows."""
+"""First version in which publications can have column lists and row filters."""
 
 
 class PostgresColumn(msgspec.Struct, frozen=True):
@@ -47,9 +47,11 @@ class PostgresColumn(msgspec.Struct, frozen=True):
     generated: bool
     readable: bool
     key_place: int
-    """Place in the key of the replica identity (from 1); 0: not in it."""
+    """Position of the column in the key of the replica identity (from 1); 0 if it is not in the
+    key."""
     changed_xid: int = 0
-    """Transaction that wrote the column's row of the catalog, as every ALTER of the column does."""
+    """Transaction that last wrote the column's catalog row. Every ALTER of the column changes
+    it."""
 
 
 class LeafPartition(msgspec.Struct, frozen=True):
@@ -57,20 +59,20 @@ class LeafPartition(msgspec.Struct, frozen=True):
 
     oid: int
     relation: str
-    """Name as in SQL."""
+    """Quoted name for SQL."""
     kind: str
-    """``r``; ``f`` for a foreign table."""
+    """relkind: ``r``, or ``f`` for a foreign table."""
     permanent: bool
     identity: str
     key: tuple[str, ...]
-    """Columns of its own replica identity."""
+    """Columns of the partition's own replica identity."""
     filenode: int
     attached_xid: int
-    """Transaction that attached it, or a partition above it, to the root."""
+    """Transaction that attached this partition, or a partition above it, to the root."""
 
 
 class PostgresTable(msgspec.Struct, frozen=True):
-    """A table, or the root of a partitioned one."""
+    """A table, or the root of a partitioned table."""
 
     oid: int
     schema: str
@@ -78,50 +80,50 @@ class PostgresTable(msgspec.Struct, frozen=True):
     partitioned: bool
     permanent: bool
     identity: str
-    """``d``, ``i``, ``f`` or ``n``."""
+    """Replica identity: ``d`` (default), ``i`` (index), ``f`` (full) or ``n`` (nothing)."""
     row_security: bool
     owned: bool
-    """True if the user, or a role that it is in, owns the table."""
+    """True if the user owns the table, directly or through a role."""
     rows: int
-    """Estimated number of rows; -1: unknown."""
+    """Estimated number of rows; -1 if unknown."""
     columns: tuple[PostgresColumn, ...]
     filenode: int = 0
-    """File of its rows: it changes with a rewrite, also by TRUNCATE and VACUUM FULL."""
+    """File that stores the rows. Every rewrite changes it, including TRUNCATE and VACUUM FULL."""
     leaves: tuple[LeafPartition, ...] = ()
-    """Partitions that hold rows, in order of oids."""
+    """Partitions that hold rows, in order of oid."""
 
     @property
     def name(self) -> str:
-        """Return the name of its export."""
+        """Return the name of the table as an export."""
         return qualified_name(self.schema, self.table)
 
     @property
     def relation(self) -> str:
-        """Return the expression for FROM that selects its own rows only."""
+        """Return the FROM expression that selects only the table's own rows."""
         place = f"{quote_name(self.schema)}.{quote_name(self.table)}"
         return place if self.partitioned else f"ONLY {place}"
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Return the names of the key's columns; empty: no key."""
+        """Return the names of the key columns in order; empty if there is no key."""
         inside = sorted((each.key_place, each.name) for each in self.columns if each.key_place)
         return tuple(name for _, name in inside)
 
 
 class PublicationInfo(msgspec.Struct, frozen=True):
-    """A publication, and the tables in it."""
+    """A publication and the tables in it."""
 
     name: str
     owned: bool
     missing: tuple[str, ...]
-    """Operations that it leaves out: insert, update, delete, truncate."""
+    """Operations that it does not publish, of insert, update, delete and truncate."""
     tables: Mapping[str, tuple[str, ...]]
-    """Name of each table, with its columns (empty: all)."""
+    """Published columns by table name; empty for all columns."""
     filtered: tuple[str, ...]
     """Tables with a row filter."""
     tokens: Mapping[int, str]
-    """Oid of each table → token of its membership, which differs once it was altered or made
-    anew."""
+    """Token of each table's membership, by oid. It changes when the membership is altered or
+    recreated. Oid 0 stands for the publication itself."""
 
 
 class ReplicationSlot(msgspec.Struct, frozen=True):
@@ -130,13 +132,13 @@ class ReplicationSlot(msgspec.Struct, frozen=True):
     plugin: str
     database: str
     active_pid: int
-    """Process that reads it; 0: none."""
+    """Process of the server that reads it; 0 if none."""
     confirmed_lsn: int
     wal_status: str
 
 
 class ServerHealth(msgspec.Struct, frozen=True):
-    """State of the server's log and of the slot."""
+    """State of the server's log and of a slot."""
 
     wal_lsn: int
     """End of the server's log."""
@@ -146,8 +148,11 @@ class ServerHealth(msgspec.Struct, frozen=True):
 async def tables(
     wire: PostgresConnection, names: Iterable[str] | None = None, oids: Iterable[int] | None = None
 ) -> dict[str, PostgresTable]:
-    """Return tables of these names, or with these oids, by their current names; both None: all that
-    the user may read. Partitions of a partitioned table are no tables of their own."""
+    """Return the tables with these names or oids, keyed by their current names.
+
+    If both are None, return all tables that the user may read. Partitions are not returned as
+    tables of their own.
+    """
     chosen = "has_table_privilege(c.oid, 'SELECT')"
     if oids is not None:
         chosen = f"c.oid IN ({listed_numbers(oids) or 'NULL'})"
@@ -193,7 +198,7 @@ _KEY: Final = (
     " WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate"
     " AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END LIMIT 1"
 )
-"""Subquery for the numbers of the columns that tell rows of table ``c`` apart."""
+"""Subquery that returns the numbers of the columns that identify rows of table ``c``."""
 
 
 async def _columns(
@@ -230,16 +235,16 @@ async def _columns(
 async def _leaves(
     wire: PostgresConnection, oids: Sequence[int]
 ) -> dict[int, tuple[LeafPartition, ...]]:
-    """Return the partitions that hold rows, by the oid of the root."""
+    """Return the partitions that hold rows, by oid of the root table."""
     if not oids:
         return {}
-    # Tables of the catalog only: its functions would not see the transaction's snapshot.
+    # Uses catalog tables only: catalog functions would not see the transaction's snapshot.
     rows = await wire.query(
         "WITH RECURSIVE below(root, oid, attached) AS ("
         " SELECT i.inhparent, i.inhrelid, i.xmin FROM pg_inherits i"
         f" WHERE i.inhparent IN ({listed_numbers(oids)}) UNION ALL"
-        # `age` compares transaction ids across their wraparound; the youngest attachment on the
-        # path counts.
+        # `age` compares transaction ids across wraparound. The latest attachment on the path
+        # counts.
         " SELECT b.root, i.inhrelid, CASE WHEN age(i.xmin) < age(b.attached) THEN i.xmin"
         " ELSE b.attached END FROM below b JOIN pg_inherits i ON i.inhparent = b.oid)"
         " SELECT b.root, c.oid, n.nspname, c.relname, c.relkind, c.relpersistence,"
@@ -266,11 +271,11 @@ async def _leaves(
 
 
 async def type_facts(wire: PostgresConnection, oids: Iterable[int]) -> dict[int, TypeFacts]:
-    """Return the facts of these types, and of those that they are made of."""
+    """Return the facts about these types and their component types, by oid."""
     wanted = sorted(set(oids))
     if not wanted:
         return {}
-    # Found by the oid, which has an index; typarray has none.
+    # Joined by oid, which is indexed; typarray is not.
     element = "(SELECT e.oid FROM pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid)"
     multiple = wire.server_version >= _VERSION_WITH_MULTIRANGES
     ranges = "r.rngtypid, r.rngmultitypid" if multiple else "r.rngtypid"
@@ -316,7 +321,7 @@ def _attributes(text: str | None) -> tuple[tuple[int, int, int], ...]:
 
 
 async def publication(wire: PostgresConnection, name: str) -> PublicationInfo | None:
-    """Return a publication; None if there is none."""
+    """Return a publication; None if it does not exist."""
     rows = await wire.query(
         "SELECT pg_has_role(pubowner, 'USAGE'), pubinsert, pubupdate, pubdelete, pubtruncate"
         f" FROM pg_publication WHERE pubname = {quote_literal(name)}"
@@ -350,8 +355,8 @@ async def publication(wire: PostgresConnection, name: str) -> PublicationInfo | 
 
 
 async def _memberships(wire: PostgresConnection, publication: str) -> dict[int, str]:
-    """Return for each table's oid a token of its membership: the catalog rows of the publication,
-    and of the table or schema in it."""
+    """Return a token of each table's membership, by oid: the catalog rows of the publication, and
+    of the table or schema in it."""
     whole = f"SELECT oid, xmin FROM pg_publication WHERE pubname = {quote_literal(publication)}"
     parts = "SELECT prrelid AS table, oid AS part FROM pg_publication_rel WHERE prpubid = p.oid"
     if wire.server_version >= VERSION_WITH_LISTS:
@@ -369,17 +374,19 @@ async def _memberships(wire: PostgresConnection, publication: str) -> dict[int, 
 
 
 async def sender_timeout_ms(wire: PostgresConnection) -> int:
-    """Return the time without feedback after which the server ends a replication; 0: never."""
+    """Return the time without feedback after which the server ends a replication connection, in ms;
+    0 if never."""
     rows = await wire.query("SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'")
     return number_of(rows[0][0])
 
 
 async def health(wire: PostgresConnection, slot: str) -> ServerHealth:
-    """Return the end of the server's log, and the slot."""
+    """Return the end of the server's log, and the state of the slot."""
     rows = await wire.query(
         "SELECT pg_current_wal_flush_lsn(), s.plugin, s.database, s.active_pid,"
         " s.confirmed_flush_lsn, s.wal_status FROM (SELECT) AS one"
-        # One row even without the slot: the end of the log is wanted anyway.
+        # The outer join returns a row even if the slot does not exist, because the end of the log
+        # is needed anyway.
         f" LEFT JOIN pg_replication_slots s ON s.slot_name = {quote_literal(slot)}"
     )
     lsn, plugin, database, process, confirmed, status = rows[0]
@@ -396,12 +403,12 @@ async def health(wire: PostgresConnection, slot: str) -> ServerHealth:
 
 
 def listed_numbers(numbers: Iterable[int]) -> str:
-    """Return numbers as SQL lists them."""
+    """Return the numbers as a comma-separated list for SQL."""
     return ", ".join(map(str, numbers))
 
 
 def number_of(text: str | None) -> int:
-    """Return a number that a query gave; 0 for NULL."""
+    """Parse a number in a query's result; NULL becomes 0."""
     return int(text or 0)
 
 
@@ -411,14 +418,17 @@ def number_of(text: str | None) -> int:
 def export_of(
     table: PostgresTable, leave_out: Sequence[str], types: Mapping[int, TypeFacts], numeric: str
 ) -> SourceExport:
-    """Return the table as an export, without these columns and generated ones. Raises
-    `InvalidUsage` with the reasons why it cannot be ingested, and what to do."""
+    """Return the table as an export, without the columns to leave out and without generated
+    columns.
+
+    Raises `InvalidUsage`, with all reasons why the table cannot be ingested and what to do.
+    """
     name = f"{quote_name(table.schema)}.{quote_name(table.table)}"
     absent = sorted(set(leave_out) - {column.name for column in table.columns})
     if absent:
         raise InvalidUsage(f"{table.name} has no columns {', '.join(absent)} to leave out")
     if not table.permanent:
-        raise InvalidUsage(f"{table.name} is unlogged: ALTER TABLE {name} SET LOGGED")
+        raise InvalidUsage(f"{table.name} is unlogged: run ALTER TABLE {name} SET LOGGED")
     check_row_security(table)
     # Logical replication does not send generated columns.
     columns = [
@@ -427,11 +437,11 @@ def export_of(
     hidden = [column.name for column in columns if not column.readable]
     if hidden:
         raise InvalidUsage(
-            f"the user may not read {', '.join(hidden)} of {table.name}: GRANT SELECT ON {name}"
-            " to it (and USAGE on the schema), or leave these columns out"
+            f"no permission to read {', '.join(hidden)} of {table.name}: GRANT SELECT ON {name} "
+            "(and USAGE on the schema) to the user, or leave these columns out"
         )
     if not columns:
-        raise InvalidUsage(f"{table.name} has no columns to take")
+        raise InvalidUsage(f"{table.name} has no columns to ingest")
     here = local_column_names(
         ((column.number, column.name) for column in columns), (c.name for c in table.columns)
     )
@@ -444,7 +454,7 @@ def export_of(
         for column in columns
     }
     kept = table.key if all(name in held for name in table.key) else ()
-    # A key must find rows again: floats and arrays have no exact equality.
+    # A key must find rows again, but floats and arrays have no exact equality.
     unfit = [name for name in kept if _is_no_key(held[name].type)]
     if table.identity != "f":
         _check_identity(table, name, kept, unfit)
@@ -456,10 +466,10 @@ def export_of(
 
 
 def check_row_security(table: PostgresTable) -> None:
-    """Raise `InvalidUsage` where policies may hide rows from the user."""
+    """Raise `InvalidUsage` if row security policies may hide rows from the user."""
     if table.row_security:
         raise InvalidUsage(
-            f"row security hides rows of {table.name} from the user: ALTER ROLE … BYPASSRLS"
+            f"row security hides rows of {table.name} from the user: run ALTER ROLE … BYPASSRLS"
         )
 
 
@@ -469,105 +479,111 @@ def added_column(
     column: TableColumn,
     types: Mapping[int, TypeFacts],
 ) -> PostgresColumn:
-    """Return the table's column that a further column of its export is filled from; `taken` are the
-    numbers of those that it has. Raises `InvalidUsage`."""
+    """Return the upstream column that fills a column added to the export.
+
+    `taken` are the numbers of the columns that the export already has. Raises `InvalidUsage`.
+    """
     free = [each for each in table.columns if each.number not in taken and not each.generated]
     (number,) = numbers_of((column.name,), [(each.number, each.name) for each in free])
     found = next((each for each in free if each.number == number), None)
     if found is None:
         others = ", ".join(each.name for each in free) or "none"
         raise InvalidUsage(
-            f"{table.name} has no column {column.name} outside that is not taken yet (there are:"
-            f" {others}): add it there first, or drop its table here and add it again"
+            f"{table.name} has no upstream column {column.name} that is not yet ingested "
+            f"(available: {others}): add it there first, or drop the table from the source and add "
+            "it again"
         )
     if not found.readable:
         raise InvalidUsage(
-            f"the user may not read {found.name} of {table.name}: GRANT SELECT on it, and try again"
+            f"no permission to read {found.name} of {table.name}: GRANT SELECT on it to the user, "
+            "and try again"
         )
     held = numeric_held_by(column.type)
     there = column_type(found.type_oid, found.modifier, types, held).spark
     there = there.replace(UNBOUNDED, "decimal(38,18)")
-    # CHAR and VARCHAR of a length are text too, but mean more than PostgreSQL's columns do here.
+    # CHAR and VARCHAR with a length are text, too, but would restrict PostgreSQL's values.
     sized = column.type.lower().startswith(("char", "varchar"))
     if sized or arrow_type(there) != arrow_type(column.type):
         raise InvalidUsage(
-            f"column {column.name} of {table.name} is {there} here, not {column.type}: ADD COLUMN"
-            f" {column.name} {there}"
+            f"column {column.name} of {table.name} has type {there}, not {column.type}: use ADD "
+            f"COLUMN {column.name} {there}"
         )
     return found
 
 
 def _is_no_key(spark: str) -> bool:
-    """Say whether values of that type have no exact equality."""
+    """Return whether values of this type have no exact equality."""
     return spark in ("float", "double") or spark.startswith("array<")
 
 
 def _check_identity(
     table: PostgresTable, name: str, kept: Sequence[str], unfit: Sequence[str]
 ) -> None:
-    """Raise `InvalidUsage` where a replica identity by key does not identify rows here."""
+    """Raise `InvalidUsage` if the table's replica identity does not identify the ingested rows."""
     full = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
     if table.identity == "n" or not table.key:
         raise InvalidUsage(
-            f"nothing tells rows of {table.name} apart: give it a PRIMARY KEY, or {full}"
+            f"{table.name} has no replica identity: add a PRIMARY KEY, or run {full}"
         )
     if not kept:
         raise InvalidUsage(
-            f"the key of {table.name} ({', '.join(table.key)}) is left out: take these columns too,"
-            f" or {full}"
+            f"the key of {table.name} ({', '.join(table.key)}) is left out: ingest these columns, "
+            f"too, or run {full}"
         )
     if unfit:
         raise InvalidUsage(
-            f"the key of {table.name} has {', '.join(unfit)}, of a type without exact equality:"
-            f" {full}"
+            f"the key of {table.name} contains {', '.join(unfit)}, whose type has no exact "
+            f"equality: run {full}"
         )
 
 
 def leaf_fault(table: PostgresTable, leaf: LeafPartition) -> str:
-    """Return the error and a hint if a partition's changes do not come as those of its table; "" if
+    """Return why a partition's changes do not arrive as changes of its table, and what to do; "" if
     they do."""
     if leaf.kind != "r":
         return (
-            f"partition {leaf.relation} is no table of this server: its changes are not in the log"
+            f"partition {leaf.relation} is a foreign table: its changes are not in this server's "
+            "log"
         )
     if not leaf.permanent:
-        return f"partition {leaf.relation} is unlogged: ALTER TABLE {leaf.relation} SET LOGGED"
+        return f"partition {leaf.relation} is unlogged: run ALTER TABLE {leaf.relation} SET LOGGED"
     if leaf.identity == "f" or leaf.identity == "n":
-        return ""  # with none the server refuses updates and deletes
-    # Each partition has a replica identity of its own, which the server uses.
+        return ""  # without an identity the server rejects updates and deletes
+    # Each partition has a replica identity of its own, which is the one that the server uses.
     if table.identity == "f" or set(leaf.key) != set(table.key):
         identity = f"({', '.join(leaf.key)})" if leaf.key else "nothing"
         return (
-            f"the replica identity of partition {leaf.relation} is {identity}, not its table's:"
-            f" ALTER TABLE {leaf.relation} REPLICA IDENTITY FULL"
+            f"the replica identity of partition {leaf.relation} is {identity}, unlike its table's: "
+            f"run ALTER TABLE {leaf.relation} REPLICA IDENTITY FULL"
         )
     return ""
 
 
 def check_published(found: PublicationInfo, export: SourceExport, table: PostgresTable) -> None:
-    """Raise `InvalidUsage` when the publication gives an export in part only."""
+    """Raise `InvalidUsage` if the publication covers only part of an export."""
     if found.missing:
         raise InvalidUsage(
-            f"publication {found.name} leaves out {', '.join(found.missing)}: ALTER PUBLICATION"
-            f" {quote_name(found.name)} SET (publish = 'insert, update, delete, truncate')"
+            f"publication {found.name} does not publish {', '.join(found.missing)}: run ALTER "
+            f"PUBLICATION {quote_name(found.name)} SET (publish = 'insert, update, delete, "
+            "truncate')"
         )
     columns = found.tables.get(export.name, ())
     taken = {each.name for each in bound_columns(table, export) if each is not None}
     absent = sorted(taken - set(columns)) if columns else []
     if absent:
         raise InvalidUsage(
-            f"publication {found.name} leaves out {', '.join(absent)} of {export.name}: add them"
-            " to its list of columns, or leave them out here"
+            f"publication {found.name} does not publish {', '.join(absent)} of {export.name}: add "
+            "them to its column list, or leave them out of the source"
         )
     if export.name in found.filtered:
         raise InvalidUsage(
-            f"publication {found.name} gives some rows of {export.name} only (WHERE): take the"
-            " condition away, and put it into a view here"
+            f"publication {found.name} filters the rows of {export.name} (WHERE): remove the "
+            "filter, and put the condition into a view here"
         )
 
 
 def bound_columns(table: PostgresTable, export: SourceExport) -> tuple[PostgresColumn | None, ...]:
-    """Return the table's column for each of the export's columns; None where there is none."""
+    """Return the upstream column of each of the export's columns; None where there is none."""
     by_number = {column.number: column for column in table.columns}
     pairs = [(column.number, column.name) for column in table.columns]
     return tuple(by_number.get(number) for number in numbers_of(export.schema.names, pairs))

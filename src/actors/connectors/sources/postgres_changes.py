@@ -1,20 +1,21 @@
-"""Turns replication messages into a source's answers: rows by table, then one mark. Pure.
+"""Decodes replication messages into the output of a source: rows by table, then one mark. Pure.
 
-Theory of operation. A batch of whole transactions becomes one piece of rows for each table: rows of
-one mark belong to one instant, so the order of transactions does not matter. The batch is cut only
-where order counts: at a truncate, and where a table changed its columns. A transaction too large
-for one batch comes in several, without a mark between them.
+Theory of operation. A batch of complete transactions becomes one piece of rows per table. All rows
+before one mark belong to one instant, so the order of transactions does not matter. The batch is
+split only where order matters: at a truncate, and where a table's columns change. A transaction
+that is too large for one batch arrives in several, without a mark in between.
 
-A table with replica identity FULL tells whole old rows: its changes are `SourceRows`. Any other
-identity tells the key at most: changes are `SourceUpserts`, or `SourceRows` as long as nothing but
-inserts came since the last mark.
+With replica identity FULL, the stream contains the complete old rows, and changes become
+`SourceRows`. With any other identity it contains at most the key. Then changes become
+`SourceUpserts`, or `SourceRows` as long as there were only inserts since the last mark.
 
-An export that is being given further columns (`growing`) has NULL in them up to the snapshot that
-tells their values. Where the stream passes its position, `ColumnsDue` stands in the answer, and
-from there on rows have all columns.
+Columns that are being added to an export (`growing`) are NULL up to the snapshot that reads their
+values. Where the stream passes the snapshot's position, the output contains `ColumnsDue`; from
+there on, rows have all columns.
 
-An export ends when its table was renamed, dropped and made anew, lost a column or changed a type,
-when its replica identity no longer gives its key, or when a value cannot be held. Others go on.
+An export fails if its table is renamed, recreated, loses a column or changes a type, if the table's
+replica identity no longer contains its key, or if a value cannot be represented. Other exports
+continue.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ from actors.runtime.errors import RemoteProtocolError
 
 
 class ColumnsDue(msgspec.Struct, frozen=True):
-    """The stream has reached the snapshot of further columns: here come their values in the rows
-    that these exports hold."""
+    """The stream has reached the snapshot of added columns. Here the rows that these exports
+    contain get their values in those columns."""
 
     exports: tuple[str, ...]
 
@@ -70,19 +71,20 @@ Decoded: TypeAlias = Given | ColumnsDue
 
 
 class _Bound(msgspec.Struct, frozen=True):
-    """A table of the stream that is an export."""
+    """A table of the stream that is bound to an export."""
 
     export: SourceExport
     relation: PgRelation
     columns: tuple[tuple[int, ColumnType], ...]
-    """Place in the relation, and type, of each of the export's columns; the export may have further
-    ones, which are NULL."""
+    """For each of the export's bound columns, its place in the relation and its type. Further
+    columns of the export are not bound yet and are NULL."""
     filled: int
-    """See `FilledTable.lsn`."""
+    """LSN of the table's snapshot: changes that were committed before it are skipped."""
 
 
 class DecodedChanges:
-    """Decoder of one stream: tables, open transaction, and exports that are new or failed."""
+    """Decoder of one stream. Keeps the tables, the open transaction, and which exports are new or
+    failed."""
 
     def __init__(
         self,
@@ -94,46 +96,62 @@ class DecodedChanges:
         filling: Sequence[str] = (),
         growing: Mapping[str, FilledTable] | None = None,
     ) -> None:
-        """Make a decoder. `filled` is shared with the caller, and follows: those in `growing` take
-        the place of others at their snapshot, which is one for all."""
+        """Start at `lsn`.
+
+        `filled` is shared with the caller and updated here: when the stream reaches the snapshot of
+        the exports in `growing` (one for all), their new bindings replace the old ones. `position`
+        encodes an LSN as a source position, and `filling` are the exports that the first mark
+        fills.
+        """
         self.lsn = lsn
-        """Position before which everything was given, with a mark."""
+        """LSN before which everything has been returned, followed by a mark."""
         self.commit_ms: int | None = None
-        """Commit time of the newest transaction given."""
+        """Commit time of the newest transaction returned, in Unix ms; None if unknown."""
         self.open = False
-        """True if a transaction has begun and not ended."""
+        """True while a transaction has begun and not ended."""
         self._exports = {export.name: export for export in exports}
         self._filled = filled
+        # Name of each filled export by the oid of its table.
         self._oids = {each.oid: name for name, each in filled.items()}
+        # The catalog's types; replaced after each check of the catalog.
         self._types = types
         self._position = position
+        # The latest description of each table in the stream, by oid.
         self._relations: dict[int, PgRelation] = {}
+        # Bindings of tables to exports, by oid; rebuilt when a description changes.
         self._bound: dict[int, _Bound] = {}
+        # Exports that have failed. They produce no more output.
         self._failed: set[str] = set()
         self._replacing: set[str] = set()
-        """Exports that gave upserts since the last mark."""
+        """Exports that had upserts since the last mark."""
         self._commit_lsn = 0
-        """Commit position of the open transaction."""
+        """LSN of the commit of the open transaction."""
+        # Number of changes since the last mark.
         self._count = 0
+        # Exports that are being given columns, with their bindings from then on.
         self._growing = dict(growing or {})
         snapshots = [each.lsn for each in (*filled.values(), *self._growing.values())]
         self._hold = max([lsn, *snapshots])
-        """Position before which no mark is given: that of the newest snapshot, or of the begin."""
+        """No mark is returned before this LSN: that of the newest snapshot, or of the start."""
         self._filling = tuple(filling)
         """Exports that the next mark fills."""
         self.xids: set[int] = set()
-        """Transactions decoded since the catalog was last checked, modulo 2^32."""
+        """Ids (modulo 2^32) of the transactions decoded since the last check of the catalog."""
         self._described: dict[str, set[tuple[str, ...]]] = {}
-        """Export → columns that the server has listed since then."""
+        """Column lists that the server has sent for each export since then."""
         self._listed: dict[str, tuple[str, ...]] = {}
-        """Export → columns that every list must begin with, where names alone no longer identify
-        columns."""
+        """Columns with which every list of an export must start. Set for exports whose column names
+        alone no longer identify columns."""
         self._grown: set[str] = set()
-        """Exports that were given columns since then: their lists hold for what came before."""
+        """Exports that were given columns since then. Their required lists apply only to what came
+        before."""
 
     def take(self, batch: MessageBatch) -> list[Decoded]:
-        """Decode a batch: return rows, then a mark for its last commit, then rows of the
-        transaction that is still open. Raises `RemoteProtocolError`."""
+        """Decode a batch. Return rows, then a mark for the last commit, then rows of the
+        transaction that is still open.
+
+        Raises `RemoteProtocolError`.
+        """
         commits = pgoutput.commits(batch)
         if not len(commits.places):
             return self._segments(batch)
@@ -145,40 +163,47 @@ class DecodedChanges:
 
     @property
     def holding(self) -> bool:
-        """Return whether the stream has not reached the snapshots yet: no mark is given."""
+        """Return whether the stream has not yet reached all snapshots, so that no marks are
+        returned."""
         return self.lsn < self._hold
 
     def contents_given(self) -> list[Decoded]:
-        """Return a mark after the snapshot's last rows, if the stream begins at its position."""
+        """Return a mark after the snapshot's last rows, if the stream starts at its position."""
         return self._mark(self.lsn, None)
 
     def idle(self, lsn: int) -> list[Decoded]:
-        """Return a mark for a position before which the server has nothing more; none if it is no
-        progress."""
+        """Return a mark for an LSN before which the server has nothing more to send; nothing if the
+        stream is already there."""
         if self.open or lsn <= self.lsn:
             return []
         return self._mark(lsn, None)
 
-    def stands(self, export: str, found: TableContinues) -> None:
-        """Record the verdict that a table is still bound."""
+    def keep_export(self, export: str, found: TableContinues) -> None:
+        """Note the verdict that a table still matches the catalog."""
         if found.fingerprint.strict:
             self._listed[export] = found.all_names
 
     def learn(self, types: Mapping[int, TypeFacts]) -> None:
-        """Replace the facts of types with the catalog's current ones."""
+        """Replace the types with the catalog's current ones."""
         self._types = types
 
     def confirm(self) -> list[Given]:
-        """Return failures of exports whose columns in the stream differ from the catalog's; called
-        after a check of the catalog that saw all decoded transactions."""
+        """Return the failures of exports whose columns in the stream differ from those in the
+        catalog.
+
+        Called after a check of the catalog that saw all decoded transactions.
+        """
         given: list[Given] = []
         for export, columns in self._listed.items():
             for names in self._described.get(export, ()):
                 if names[: len(columns)] != columns:
                     listed = ", ".join(columns)
-                    error = f"its columns changed names: {', '.join(names)}, now {listed}"
+                    error = (
+                        f"its columns were renamed: the stream has {', '.join(names)}, the"
+                        f" catalog {listed}"
+                    )
                     given += self.fail(export, error, RECREATE_HINT)
-        # Bound anew at their snapshot, since when names count again.
+        # They were bound again at their snapshot. From there on, names identify their columns.
         for export in self._grown:
             self._listed.pop(export, None)
         self._grown.clear()
@@ -187,11 +212,11 @@ class DecodedChanges:
         return given
 
     def is_failed(self, export: str) -> bool:
-        """Say whether an export has ended."""
+        """Return whether an export has failed."""
         return export in self._failed
 
     def fail(self, export: str, error: str, hint: str) -> list[Given]:
-        """End an export; return the failure, the first time."""
+        """Mark an export as failed. Return the failure the first time, and nothing after that."""
         if export in self._failed or export not in self._exports:
             return []
         self._failed.add(export)
@@ -201,7 +226,7 @@ class DecodedChanges:
         return [ExportFailed(export, error, hint)]
 
     def _mark(self, lsn: int, commit_ms: int | None) -> list[Decoded]:
-        # Before all snapshots are reached, one table would be newer than another.
+        # Before the stream reaches all snapshots, some tables would be newer than others.
         if lsn < self._hold:
             return []
         due = self._grow() if self._growing else []
@@ -212,10 +237,11 @@ class DecodedChanges:
         self._replacing.clear()
         return [*due, PositionMark(self._position(lsn), commit_ms, count, filled)]
 
-    # -- further columns ---------------------------------------------------------------------
+    # -- added columns -----------------------------------------------------------------------
 
     def _due(self, batch: MessageBatch) -> int | None:
-        """Return the place of the first transaction that the snapshot of further columns lacks."""
+        """Return the index of the first transaction that is not in the snapshot of added columns;
+        None if there is none."""
         if not self._growing:
             return None
         at = next(iter(self._growing.values())).lsn
@@ -224,7 +250,7 @@ class DecodedChanges:
         return int(begins[later[0]]) if len(later) else None
 
     def _grow(self) -> list[Decoded]:
-        """Bind the tables that are being given columns to all of them."""
+        """Bind the tables whose columns are being added to all their columns."""
         growing, self._growing = self._growing, {}
         live = {name: each for name, each in growing.items() if name not in self._failed}
         for name, filled in live.items():
@@ -236,7 +262,8 @@ class DecodedChanges:
                 if known is not None:
                     self._bound[filled.oid] = self._bind(name, known)
             except _Column:
-                # The table as it was before its columns came: it is told again before its next row.
+                # The known description is older than the added columns. The server sends a new one
+                # before the table's next row.
                 del self._relations[filled.oid]
         return [ColumnsDue(tuple(live))]
 
@@ -266,7 +293,7 @@ class DecodedChanges:
             if known == relation:
                 continue
             if known is not None:
-                # Rows so far have the old columns.
+                # Rows up to here have the old columns.
                 given += self._changes(batch, start, index)
                 start = index
             given += self._relation(relation)
@@ -278,19 +305,22 @@ class DecodedChanges:
         return given
 
     def _commit_lsns(self, batch: MessageBatch, indices: Places) -> Places:
-        """Return the commit position of each message's transaction."""
+        """Return the commit LSN of each message's transaction."""
         begins, lsns = pgoutput.begins(batch)
         known = np.concatenate([np.array([self._commit_lsn], np.int64), lsns])
         found: Places = known[np.searchsorted(begins, indices, side="right")]
         return found
 
     def _find(self, oid: int) -> _Bound | None:
-        """Return a table of the stream; None if it is no export, or has failed. Raises
-        `RemoteProtocolError` for one that was not described: its changes must not be left out."""
+        """Return the binding of a table in the stream; None if it is not an export or has failed.
+
+        Raises `RemoteProtocolError` for an export that was not described yet, whose changes must
+        not be skipped.
+        """
         bound = self._bound.get(oid)
         name = self._oids.get(oid, "")
         if bound is None and name in self._exports and name not in self._failed:
-            raise RemoteProtocolError(f"changes of {name} came before its columns")
+            raise RemoteProtocolError(f"changes of {name} arrived before its columns")
         return bound
 
     def _truncate(self, batch: MessageBatch, index: int) -> list[Given]:
@@ -306,14 +336,14 @@ class DecodedChanges:
     # -- descriptions of tables -----------------------------------------------------------
 
     def _relation(self, relation: PgRelation) -> list[Given]:
-        """Bind a table that is described for the first time, or again."""
+        """Bind a table to its export when the server describes it, for the first time or again."""
         self._relations[relation.oid] = relation
         self._bound.pop(relation.oid, None)
         name = self._oids.get(relation.oid)
         if name is None:
             if relation.name not in self._exports:
                 return []
-            error = "the table was dropped and made anew, or another one took its name"
+            error = "the table was recreated, or another table took its name"
             return self.fail(relation.name, error, RECREATE_HINT)
         if name != relation.name:
             error = f"the table was renamed to {relation.name}"
@@ -327,11 +357,11 @@ class DecodedChanges:
         return []
 
     def _bind(self, name: str, relation: PgRelation) -> _Bound:
-        """Find an export's columns in the table as it is described. Raises `_Column`."""
+        """Find an export's columns in the description of its table. Raises `_Column`."""
         export, filled = self._exports[name], self._filled[name]
         places = {column.name: place for place, column in enumerate(relation.columns)}
         columns = []
-        # The export may have further columns, which are not bound yet.
+        # The export may have additional columns that are not bound yet.
         for column, there in zip(export.schema.columns, filled.names, strict=False):
             place = places.get(there)
             if place is None:
@@ -350,7 +380,7 @@ class DecodedChanges:
     # -- rows -----------------------------------------------------------------------------
 
     def _changes(self, batch: MessageBatch, start: int, stop: int) -> list[Given]:
-        """Return rows of all inserts, updates and deletes between two indices of a batch."""
+        """Return the rows of all inserts, updates and deletes between two indices of a batch."""
         tags = batch.tags[start:stop]
         changed = (tags == pgoutput.INSERT) | (tags == pgoutput.UPDATE) | (tags == pgoutput.DELETE)
         indices = np.flatnonzero(changed) + start
@@ -363,7 +393,8 @@ class DecodedChanges:
             if bound is None:
                 continue
             chosen = indices[oids == oid]
-            # The snapshot holds what was committed before its position: those changes are left out.
+            # The snapshot already contains what was committed before its LSN, so those changes are
+            # skipped.
             if bound.filled > self.lsn:
                 chosen = chosen[self._commit_lsns(batch, chosen) >= bound.filled]
             if not len(chosen):
@@ -383,7 +414,7 @@ class DecodedChanges:
         before, behind = pgoutput.walk(data, places[old] + 1, width)
         news = tags != pgoutput.DELETE
         tuples = places + 1
-        # The new tuple follows the old one, after its mark.
+        # The new tuple follows the old one, after its type byte.
         tuples[old] = behind + 1
         after, _ = pgoutput.walk(data, tuples[news], width)
         name = bound.export.name
@@ -393,7 +424,7 @@ class DecodedChanges:
             gone = _table(batch, before, bound, {DIFF: _full(-1, len(chosen[old]))})
             come = _table(batch, after, bound, {DIFF: _full(1, len(chosen[news]))})
             return SourceRows(name, pa.concat_tables([gone, come]))
-        # Inserts need no lookup, unless upserts since the last mark may have their keys.
+        # Inserts need no lookup, unless upserts since the last mark may have the same keys.
         if name not in self._replacing and bool((tags == pgoutput.INSERT).all()):
             return SourceRows(name, _table(batch, after, bound, {DIFF: _full(1, len(chosen))}))
         self._replacing.add(name)
@@ -401,20 +432,20 @@ class DecodedChanges:
 
 
 def _check_old(bound: _Bound, tags: ByteValues, marks: ByteValues) -> None:
-    """Raise `_Column` where a change comes without the whole old row that the table's identity
-    promises: a partition has an identity of its own."""
+    """Raise `_Column` if a change lacks the complete old row that identity FULL requires. A
+    partition may have another identity than its table."""
     if bound.relation.identity != "f":
         return
     if bool(((tags != pgoutput.INSERT) & (marks != pgoutput.OLD)).any()):
         raise _Column(
-            "the replica identity of a partition is not FULL, as its table's is: an old row is not"
-            " told",
-            f"ALTER TABLE … REPLICA IDENTITY FULL for all partitions, then {RECREATE_HINT}",
+            "the replica identity of a partition is not FULL, unlike its table's: an old row is "
+            "missing",
+            f"run ALTER TABLE … REPLICA IDENTITY FULL for all partitions, then {RECREATE_HINT}",
         )
 
 
 class _Column(Exception):
-    """A column is not what it was, a value of it cannot be held, or an old row is missing."""
+    """A column changed, one of its values cannot be represented, or an old row is missing."""
 
     def __init__(self, text: str, hint: str) -> None:
         super().__init__(text)
@@ -423,16 +454,19 @@ class _Column(Exception):
 
 
 def unheld(column: str, error: UnrepresentableValue) -> tuple[str, str]:
-    """Return (error, hint) for a value that its column cannot hold."""
+    """Return the error and the hint for a value that its column cannot hold."""
     return (
         f"column {column}: {error}",
-        f"change the value there, or leave the column out, then {RECREATE_HINT}",
+        f"change the value upstream, or leave the column out, then {RECREATE_HINT}",
     )
 
 
 def _identity_changed(export: SourceExport, relation: PgRelation, here: Mapping[str, str]) -> str:
-    """Return the error if the table's replica identity no longer fits; "" if it does. `here`:
-    column names there → names here."""
+    """Return an error if the table's replica identity no longer matches the export's key; "" if it
+    does.
+
+    `here` maps upstream column names to local ones.
+    """
     if relation.identity == "f":
         return ""
     key = {here.get(column.name, column.name) for column in relation.columns if column.in_key}
@@ -440,14 +474,17 @@ def _identity_changed(export: SourceExport, relation: PgRelation, here: Mapping[
         return ""
     identity = f"({', '.join(sorted(key))})" if key else "nothing"
     needed = f"({', '.join(export.schema.key)})" if export.schema.key else "full"
-    return f"the table's replica identity is now {identity}; the rows here need {needed}"
+    return f"the table's replica identity is now {identity}, but the ingested rows need {needed}"
 
 
 def _fill_unchanged(
     before: list[TupleValues], after: list[TupleValues], updated: Places, with_new: Places
 ) -> None:
-    """Replace unchanged (TOAST) values by those of the old row. `updated`: which new rows have an
-    old one; `with_new`: which old rows have a new one; both in the same order."""
+    """Replace unchanged (TOASTed) values with those of the old row.
+
+    `updated` marks the new rows that have an old one, and `with_new` the old rows that have a new
+    one; both in the same order.
+    """
     for old, new in zip(before, after, strict=True):
         stays = new.kinds == pgoutput.UNCHANGED
         if not stays.any():
@@ -468,15 +505,16 @@ def _upserts(
     before: list[TupleValues],
     after: list[TupleValues],
 ) -> pa.Table:
-    """Return upserts in order: a delete of the old key (also when an update changed it), then the
-    new row."""
+    """Return upserts in order: for each change, a delete of the old key if there is one (also when
+    an update changed the key), then the new row."""
     news = tags != pgoutput.DELETE
     moved = old[news]
     places = [place for place, _ in bound.columns]
     stays = np.array([after[place].kinds == pgoutput.UNCHANGED for place in places])
     keeps = stays.any(axis=0)
     ops = np.where(tags[news] == pgoutput.UPDATE, UpsertOp.UPDATED, UpsertOp.INSERTED)
-    # An update of the key is a delete and an insert, which keeps values of the deleted row.
+    # An update of the key is a delete and an insert, which keeps unchanged values of the deleted
+    # row.
     ops = np.where(moved, np.where(keeps, UpsertOp.MOVED, UpsertOp.INSERTED), ops).astype(np.int8)
     come = _table(batch, after, bound, {OP: pa.array(ops)})
     gone = _table(batch, before, bound, {OP: _full(UpsertOp.DELETED, int(old.sum()), pa.int8())})
@@ -497,7 +535,7 @@ def _full(value: int, count: int, kind: pa.DataType | None = None) -> pa.Array:
 def _table(
     batch: MessageBatch, values: list[TupleValues], bound: _Bound, more: Mapping[str, pa.Array]
 ) -> pa.Table:
-    """Return the export's columns of these tuples, and others."""
+    """Return the export's columns of these tuples, and the columns in `more`."""
     columns: dict[str, pa.Array] = {}
     for (place, kind), column in zip(bound.columns, bound.export.schema.columns, strict=False):
         try:

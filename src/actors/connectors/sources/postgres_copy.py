@@ -1,12 +1,12 @@
-"""COPY from PostgreSQL in large pieces: payloads of many messages in one buffer (`CopyFrames`).
+"""Reads COPY from PostgreSQL in large pieces: many messages in one buffer (`CopyFrames`).
 
-Theory of operation. libpq returns one row of a COPY per call, which costs more than all else that
-is done with a row. So where the connection is not encrypted, `RawCopy` sends the query itself, and
-reads libpq's socket into one buffer. Under TLS libpq reads (`LibpqCopy`).
+Theory of operation. libpq returns one row of a COPY per call, which costs more than everything else
+that is done with a row. So on an unencrypted connection `RawCopy` sends the query itself, and reads
+libpq's socket into one buffer. With TLS, libpq reads (`LibpqCopy`).
 
-Rules. Nothing blocks, and all waits can be cancelled without loss: data that was read stays in the
-buffer. The buffer is bounded; only a single message larger than it makes it grow, up to
-`MESSAGE_BYTES_MAX`. Frames that were returned are never overwritten.
+Rules. Nothing blocks. Every wait can be cancelled without losing data, because data that was read
+stays in the buffer. The buffer is bounded: only a single message that exceeds it makes it grow, up
+to `MESSAGE_BYTES_MAX`. Frames that were returned are never overwritten.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ from actors.model.pgwire.encoded_values import PAD_BYTES, ByteValues, Places, be
 from actors.runtime.errors import PenstockError
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Greatest size of one row or one change."""
+"""Maximum size of one row or one change."""
 _TURN_BYTES_MAX: Final = 512 * 1024
-"""Bytes that are read in one turn of the event loop."""
+"""Maximum number of bytes read in one turn of the event loop."""
 _HEADER_BYTES: Final = 5
+# Pause between reads in the background, so that pieces get larger.
 _PACE_S: Final = 0.001
 _ASK_AGAIN_S_MIN, _ASK_AGAIN_S_MAX = 0.001, 0.25
 _DATA: Final = ord("d")
 _LENGTH = struct.Struct(">I")
 _CHAIN_BYTES_MIN: Final = 4096
-"""Size below which going from frame to frame is faster."""
+"""Below this size, walking from frame to frame is faster."""
 
 
 class CopyFrames(msgspec.Struct):
-    """Payloads of CopyData messages: ``data[starts[i]:ends[i]]``, ascending, with `PAD_BYTES`
-    readable after the last."""
+    """Payloads of CopyData messages: ``data[starts[i]:ends[i]]``, in ascending order. `PAD_BYTES`
+    are readable after the last one."""
 
     data: ByteValues
     starts: Places
@@ -61,12 +62,17 @@ class CopyFrames(msgspec.Struct):
 
 
 def chain(data: ByteValues, place: int, end: int) -> tuple[Places, int]:
-    """Return consecutive complete CopyData frames from `place` on, and the end of the last. Not
-    always all of them, but exactly a prefix of those that going from frame to frame would find."""
+    """Return the starts of consecutive complete CopyData frames from `place` on, and the end of the
+    last one.
+
+    May return fewer frames than there are, but always a prefix of those that walking from frame to
+    frame would find.
+    """
     none = np.empty(0, np.int64)
     if end - place < _CHAIN_BYTES_MIN:
         return none, place
-    # All bytes that could begin a frame at once; most that begin none lead to no other candidate.
+    # Find all bytes that could start a frame at once. Most bytes that do not start one do not lead
+    # to another candidate.
     found = np.flatnonzero(data[place : end - _HEADER_BYTES + 1] == _DATA) + place
     ends = found + 1 + be32(data, found + 1)
     leads = (ends >= found + _HEADER_BYTES) & (ends <= end)
@@ -80,14 +86,17 @@ def chain(data: ByteValues, place: int, end: int) -> tuple[Places, int]:
 
 
 class CopyStream(Protocol):
-    """A COPY in progress."""
+    """A COPY in progress, with a buffer of its frames."""
 
     ended: bool
-    """True if nothing comes after the buffer's contents."""
+    """True if nothing follows the buffer's contents."""
 
     async def fill(self) -> CopyFrames:
-        """Wait for data, read it as far as there is room, and return the frames that became
-        complete. When cancelled, nothing was read. Raises `SourceUnreachable`, `ServerRefused`."""
+        """Wait for data, read as much as fits the buffer, and return the frames that became
+        complete.
+
+        A cancelled call has read nothing. Raises `SourceUnreachable` and `ServerRefused`.
+        """
         ...
 
     def poll(self) -> CopyFrames:
@@ -95,7 +104,7 @@ class CopyStream(Protocol):
         ...
 
     def read_ahead(self) -> None:
-        """Read in the background from now on, until the buffer is full."""
+        """From now on, read in the background until the buffer is full."""
         ...
 
     def frames(self) -> CopyFrames:
@@ -103,12 +112,12 @@ class CopyStream(Protocol):
         ...
 
     def take(self, count: int) -> None:
-        """Drop the first frames from the buffer; the others move to a new one."""
+        """Remove the first frames from the buffer. The others move to a new buffer."""
         ...
 
     @property
     def full(self) -> bool:
-        """Return whether there is no room until frames are taken."""
+        """Return whether the buffer has no room until frames are taken."""
         ...
 
     def send(self, payload: bytes) -> None:
@@ -117,7 +126,7 @@ class CopyStream(Protocol):
         ...
 
     def end(self) -> None:
-        """Free the copy's own socket and timer; the connection stays."""
+        """Release the copy's own socket and timer. The connection stays open."""
         ...
 
 
@@ -126,46 +135,58 @@ def _view(data: ByteValues) -> memoryview:
 
 
 class _Buffer:
-    """Data that was read and not taken: consecutive frames, the last one perhaps incomplete."""
+    """Data that was read and not yet taken: consecutive frames, of which the last may be
+    incomplete."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
+        # The bytes; `size` of them are filled.
         self.data: ByteValues = np.empty(bytes_max + PAD_BYTES, np.uint8)
         self.size = 0
 
 
 class RawCopy:
-    """Reads libpq's socket. The buffer holds the protocol's frames as they came."""
+    """Reads libpq's socket directly. The buffer holds the protocol's frames as they arrive."""
 
     def __init__(self, connection: PGconn, bytes_max: int) -> None:
-        # Our own descriptor: libpq may close its own while the event loop waits for this one.
+        # A descriptor of our own: libpq may close its descriptor while the event loop waits for
+        # this one.
         self._socket = socket.socket(fileno=os.dup(connection.socket))
         self._socket.setblocking(False)
         self._buffer = _Buffer(bytes_max)
         self._scanned = 0
-        """Place up to which frames were found."""
+        """Position in the buffer up to which frames have been found."""
         self._starts: list[Places] = []
         """Starts of payloads that were returned, one array per read."""
         self._fresh: list[Places] = []
-        """Starts of payloads that were not returned yet."""
+        """Starts of payloads that have not been returned yet."""
         self._ahead: asyncio.AbstractEventLoop | None = None
-        """Event loop that reads in the background; None: it does not."""
+        """Event loop that reads in the background; None if it does not."""
+        # True while the event loop watches the socket for data.
         self._watched = False
+        # Timer that resumes watching after a pause.
         self._timer: asyncio.TimerHandle | None = None
+        # Wakes `fill` when the background read has found something.
         self._come: asyncio.Future[None] | None = None
+        # Error of the last read, raised after the frames before it were returned.
         self._failure: PenstockError | None = None
+        # Data that the socket has not accepted yet.
         self._unsent = b""
+        # The server's error; raised when the server is ready for another query.
         self._refusal: PenstockError | None = None
+        # True once the server has started the COPY.
         self.began = False
+        # True once the COPY has ended and the connection can be used again.
         self.ended = False
 
     @classmethod
     async def begin(cls, connection: PGconn, sql: str, bytes_max: int) -> RawCopy:
-        """Send the query and wait for the start of the COPY."""
+        """Send the query and wait until the COPY starts. Raises `ServerRefused` and
+        `SourceUnreachable`."""
         copy = cls(connection, bytes_max)
         try:
             query = sql.encode() + b"\0"
-            # libpq never learns of this query: its buffer is empty now, and the answer ends where
+            # libpq never learns about this query: its buffer is empty now, and the answer ends when
             # the server is idle again (ReadyForQuery).
             copy._write(b"Q" + _LENGTH.pack(len(query) + 4) + query)
             while not copy.began and not copy.ended:
@@ -176,7 +197,7 @@ class RawCopy:
         return copy
 
     async def fill(self) -> CopyFrames:
-        await checkpoint()  # other tasks run, even if the socket always has data
+        await checkpoint()  # lets other tasks run even if the socket always has data
         self._write(b"")
         while not self._attempt():
             if self._ahead is None:
@@ -192,13 +213,13 @@ class RawCopy:
         return self._tell()
 
     def _attempt(self) -> bool:
-        """Read the socket's data; return whether there is something to return or raise."""
+        """Read the socket's data; return whether there is something to return or to raise."""
         if self._failure is None and not self.full:
             try:
                 self._read()
-            except PenstockError as error:  # frames that came before it are returned first
+            except PenstockError as error:  # frames before the error are returned first
                 self._failure = error
-        # A full buffer counts: the caller must take frames before more can come.
+        # A full buffer counts, because the caller must take frames before more data can arrive.
         return bool(self._fresh) or self.full or self.ended or self._failure is not None
 
     def _tell(self) -> CopyFrames:
@@ -211,7 +232,7 @@ class RawCopy:
     # -- read ahead --------------------------------------------------------------------------
 
     def read_ahead(self) -> None:
-        # Else the server would wait for us as soon as the small buffers of the kernel are full.
+        # Otherwise the server would wait for us whenever the kernel's small buffers are full.
         self._ahead = asyncio.get_running_loop()
         self._watch()
 
@@ -225,7 +246,7 @@ class RawCopy:
     def _readable(self) -> None:
         assert self._ahead is not None, "read_ahead was called"
         self._unwatch()
-        # A busy server sends often and little: a pause makes the pieces larger.
+        # A busy server sends small amounts often; a pause makes the pieces larger.
         if not self._attempt() or self._failure is None:
             self._timer = self._ahead.call_later(_PACE_S, self._watch)
         if self._come is not None and not self._come.done():
@@ -289,7 +310,7 @@ class RawCopy:
             self._grow(length)
 
     def _other(self, start: int) -> None:
-        """Handle a frame that is no CopyData."""
+        """Handle a frame that is not CopyData."""
         data = self._buffer.data
         kind = chr(data[start - _HEADER_BYTES])
         if kind in "HW":
@@ -301,23 +322,21 @@ class RawCopy:
                 raise self._refusal
         elif kind == "Z":
             self.ended = True
-            if self._refusal is not None:  # the connection can be used again
+            if self._refusal is not None:  # the connection is ready for another query
                 raise self._refusal
         elif kind not in "cCNSAT":
-            raise connection_lost(f"the server sent a message of type {kind!r} within a COPY")
+            raise connection_lost(f"the server sent a message of type {kind!r} during a COPY")
 
     def _grow(self, length: int) -> None:
-        """Make room for a message larger than the buffer."""
+        """Make room for a message that exceeds the buffer."""
         if length > MESSAGE_BYTES_MAX:
-            raise connection_lost(
-                f"one row has {length} bytes; {MESSAGE_BYTES_MAX} are the most that can be taken"
-            )
+            raise connection_lost(f"row too large: {length} bytes (limit {MESSAGE_BYTES_MAX})")
         self._move(self._scanned, length)
 
     def _move(self, start: int, room: int) -> None:
-        """Copy the data from `start` on to the front of a new buffer."""
+        """Move the data from `start` on to the front of a new buffer."""
         old = self._buffer
-        # Always a new buffer: frames that were returned still point into the old one.
+        # Always use a new buffer: returned frames still point into the old one.
         self._buffer = fresh = _Buffer(old.bytes_max)
         rest = old.size - start
         if max(room, rest) > old.bytes_max:
@@ -329,7 +348,7 @@ class RawCopy:
         self._fresh = [places - start for places in self._fresh]
 
     def frames(self) -> CopyFrames:
-        """Return all complete frames that were returned before."""
+        """Return all complete frames that were returned before and not taken."""
         return self._frames(self._starts)
 
     def _frames(self, found: list[Places]) -> CopyFrames:
@@ -339,7 +358,8 @@ class RawCopy:
         )
 
     def take(self, count: int) -> None:
-        """See `CopyStream`. Frames that were returned are never overwritten."""
+        """Remove the first frames from the buffer. Frames that were returned are never
+        overwritten."""
         left = np.concatenate([np.empty(0, np.int64), *self._starts])[count:]
         rest = np.concatenate([left, *self._fresh])
         start = int(rest[0]) - _HEADER_BYTES if len(rest) else self._scanned
@@ -376,19 +396,23 @@ class RawCopy:
 
 
 class LibpqCopy:
-    """Reads through libpq, with one call per message."""
+    """Reads through libpq, one call per message."""
 
     def __init__(self, connection: PGconn, bytes_max: int) -> None:
         self._connection = connection
         self._bytes_max = bytes_max
+        # Messages that were read and not yet taken, and their total size.
         self._parts: list[memoryview] = []
         self._bytes = 0
+        # True once libpq has returned the last message of the COPY.
         self._read_out = False
+        # True once the final results were read, too.
         self.ended = False
 
     @classmethod
     async def begin(cls, connection: PGconn, sql: str, bytes_max: int) -> LibpqCopy:
-        """Send the query and wait for the start of the COPY."""
+        """Send the query and wait until the COPY starts. Raises `ServerRefused` and
+        `SourceUnreachable`."""
         try:
             connection.send_query(sql.encode())
             while connection.flush():
@@ -443,7 +467,7 @@ class LibpqCopy:
         return turn > 0 or self.full
 
     async def _finish(self) -> None:
-        """Read the results that end the COPY."""
+        """Read the results that end the COPY. Raises `ServerRefused` and `SourceUnreachable`."""
         refused: ServerRefused | None = None
         while (result := await next_result(self._connection)) is not None:
             if result.status == ExecStatus.FATAL_ERROR:
@@ -485,7 +509,7 @@ class LibpqCopy:
 
 
 async def ready(descriptor: int, *, writable: bool = False) -> None:
-    """Wait until the descriptor is readable, or writable."""
+    """Wait until the descriptor is readable or, on request, writable."""
     loop = asyncio.get_running_loop()
     waiter = loop.create_future()
 
@@ -504,7 +528,7 @@ async def ready(descriptor: int, *, writable: bool = False) -> None:
 
 
 async def next_result(connection: PGconn) -> PGresult | None:
-    """Return the next result of a query; None: there are no more."""
+    """Return the next result of a query; None after the last one."""
     patience = _Patience()
     while connection.is_busy():
         await patience.ready(connection.socket)
@@ -516,12 +540,13 @@ class _Patience:
     """Waits for a socket that libpq reads."""
 
     def __init__(self) -> None:
+        # Time until libpq is polled next; grows up to `_ASK_AGAIN_S_MAX`.
         self._wait_s = _ASK_AGAIN_S_MIN
 
     async def ready(self, descriptor: int) -> None:
         """Wait until data may have arrived."""
-        # Under TLS libpq may hold decrypted bytes of which the socket tells nothing: so poll, too,
-        # with growing intervals.
+        # Under TLS, libpq may hold decrypted bytes that the socket no longer shows. So poll, too,
+        # at growing intervals.
         with anyio.move_on_after(self._wait_s):
             await ready(descriptor)
         self._wait_s = min(2 * self._wait_s, _ASK_AGAIN_S_MAX)

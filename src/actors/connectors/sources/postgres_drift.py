@@ -1,23 +1,24 @@
-"""Judges whether a table's rows here still agree with the catalog, by digests. Pure.
+"""Decides, by comparing digests, whether a table still matches the upstream catalog. Pure.
 
-The stream tells of rows, and of a table's columns by name whenever they may have changed; it does
-not tell of columns' numbers, of partitions that come and go, or of a rewrite. So the catalog is
-checked before every mark (`postgres_survey.glance`), and compared with its state when the table was
-filled, or last judged (`judge`). The rules:
+The replication stream carries rows, and a table's column names whenever its columns may have
+changed. It does not report column numbers, partitions that are attached or detached, or rewrites.
+So the catalog is checked before every mark (`postgres_survey.read_catalog_digest`) and compared
+with its state when the table was filled or last checked (`judge`). The rules:
 
-- columns are bound by number, at the snapshot that fills them (an export that was given further
-  columns, at the snapshot that tells their values). While no row of `pg_attribute` of a
-  bound column was written again, names in the stream are numbers. Once one was (a default, NOT
-  NULL, or a name given away and taken back), names count only where the stream lists all columns
-  of the beginning just as the catalog does, in its order;
-- a bound column that is gone, renamed or of another type ends its table;
-- a change of rows that the stream does not tell (a partition that was detached, emptied or attached
-  with rows; a rewrite beside an altered column; a label renamed; changes that the publication may
-  have left out) has the table refilled, at a snapshot of its own;
-- what is not sure counts as changed.
+- Columns are bound by number, at the snapshot that fills them. (Columns that are added to an export
+  later are bound at the snapshot that reads their values.) As long as no `pg_attribute` row of a
+  bound column is rewritten, names in the stream identify columns. Once one was (a default, NOT
+  NULL, a rename and a rename back), names are trusted only if the stream lists all original columns
+  exactly as the catalog does, in its order.
+- If a bound column is dropped, renamed or changes its type, its table fails.
+- If rows change in a way that the stream does not report, the table is refilled from a snapshot of
+  its own. Examples: a partition that is detached, emptied, or attached with rows; a rewrite
+  together with an altered column; a renamed enum label; changes that the publication may have left
+  out.
+- In doubt, assume that it changed.
 
-A source's position is a server, a place in its log, and the tables that are filled, each with the
-state that it is compared with (`write_position`).
+A source's position consists of the server, an LSN, and the filled tables, each with the fingerprint
+that it is compared with (`write_position`).
 """
 
 from __future__ import annotations
@@ -40,39 +41,41 @@ from actors.connectors.sources.source import SourceExport
 from actors.runtime.errors import InvalidUsage
 from actors.wal.lsn import lsn_text, parse_lsn
 
-RECREATE_HINT: Final = "drop this source's table here and add it again: it is then filled anew"
+RECREATE_HINT: Final = "drop this table from the source and add it again to refill it"
 
 
 class TableFingerprint(msgspec.Struct, frozen=True, array_like=True):
-    """Digests of the catalog's facts of a table, short enough for every position."""
+    """Digests of the catalog's facts about a table. Short, because every position contains them."""
 
     shape: str = ""
-    """Digest of all column names at the filling; "": it was filled before digests were kept, and
+    """Digest of all column names when the table was filled. "": filled before digests were kept;
     counts as unchanged."""
     altered: str = ""
-    """Digest of the transactions that wrote its bound columns' rows of the catalog."""
+    """Digest of the ids of the transactions that wrote the catalog rows of its bound columns."""
     storage: str = ""
-    """Digest of the file of its rows; of a partitioned table, of its partitions and their files."""
+    """Digest of the file that stores its rows; for a partitioned table, of its partitions and their
+    files."""
     leaves: int = 0
-    """Number of partitions in `storage`; those with higher oids are new."""
+    """Number of partitions in `storage`. Partitions with higher oids are new."""
     types: str = ""
-    """Digest of labels of enums and attributes of composites that its values' texts show."""
+    """Digest of the enum labels and composite attributes that appear in the text of its values."""
     label_max: int = 0
     """Highest oid of a label in `types`."""
     membership: str = ""
-    """See `PublicationInfo.tokens`."""
+    """The table's token in `PublicationInfo.tokens`. It changes when the table's membership in the
+    publication changes."""
     strict: bool = False
-    """True if a bound column was altered since the table was filled."""
+    """True if a bound column has been altered since the table was filled."""
 
 
 class FilledTable(msgspec.Struct, frozen=True):
-    """A table whose snapshot was taken."""
+    """A table that was filled from a snapshot."""
 
     oid: int
     lsn: int
-    """The snapshot holds exactly what was committed before this position."""
+    """The snapshot contains exactly what was committed before this LSN."""
     columns: tuple[int, ...] = ()
-    """Numbers of the export's columns in the server's catalog."""
+    """Column numbers of the export's columns in the server's catalog."""
     number_max: int = 0
     """Highest column number of the table at the snapshot."""
     fingerprint: TableFingerprint = TableFingerprint()
@@ -81,16 +84,17 @@ class FilledTable(msgspec.Struct, frozen=True):
 
 
 class TableContinues(msgspec.Struct, frozen=True):
-    """Verdict: the table is unchanged, or changed in a way that its rows here follow."""
+    """Verdict: the table is unchanged, or changed in a way that the stream reports."""
 
     fingerprint: TableFingerprint
     names: tuple[str, ...]
     """Names of the bound columns in the server's catalog."""
     all_names: tuple[str, ...]
-    """Names of the columns that the stream lists first: those that there were at the snapshot."""
+    """Names of the columns that the stream lists first: those that existed at the snapshot."""
     new_leaves: tuple[LeafPartition, ...]
-    """Partitions that were attached; the caller must check that they came empty."""
+    """Partitions that were attached. The caller must check that they were empty then."""
     note: str = ""
+    """Warning for the user; "" if none."""
 
 
 class TableFails(msgspec.Struct, frozen=True):
@@ -101,7 +105,8 @@ class TableFails(msgspec.Struct, frozen=True):
 
 
 class TableNeedsRefill(msgspec.Struct, frozen=True):
-    """Verdict: rows here may differ from those there; the table must be refilled."""
+    """Verdict: the ingested rows may differ from the upstream rows, so the table must be
+    refilled."""
 
     reason: str
 
@@ -116,7 +121,7 @@ def bind(
     types: Mapping[int, TypeFacts],
     publication: PublicationInfo | None,
 ) -> FilledTable:
-    """Return a table as filled at a position, bound to columns of these numbers."""
+    """Bind a table, filled by a snapshot at `lsn`, to the columns with these numbers."""
     number_max = max((column.number for column in table.columns), default=0)
     names = {column.number: column.name for column in table.columns}
     return FilledTable(
@@ -136,8 +141,10 @@ def judge(
     types: Mapping[int, TypeFacts],
     publication: PublicationInfo,
 ) -> Verdict:
-    """Return the verdict on a table that was filled. `table`: the one with its oid now; None:
-    dropped."""
+    """Return the verdict on a filled table.
+
+    `table` is the table that now has its oid; None if it was dropped.
+    """
     ended = _ended(export, filled, table, types, publication)
     if ended is not None or table is None:
         return ended or TableFails("the table was dropped")
@@ -145,28 +152,30 @@ def judge(
     now = _fingerprint_of(table, bound, filled.number_max, types, publication, was)
     altered = bool(was.shape) and now.altered != was.altered
     strict = was.strict or altered
-    # Positions written before digests were kept have no shape: nothing can be compared.
+    # Positions written before digests were kept have no shape, so there is nothing to compare.
     if was.shape:
-        # An empty token was kept by a version that did not know those FOR ALL TABLES.
+        # An empty token was written by a version that had no tokens for FOR ALL TABLES.
         if was.membership and now.membership != was.membership:
-            # Changes in between may not be in the stream.
+            # The stream may lack changes that were made in between.
             return TableNeedsRefill(
-                "the publication was altered, or the table taken out and put back"
+                "the publication was altered, or the table was removed from it and added back"
             )
-        # Values that were stored before may read otherwise now: an enum's label, a composite's
-        # field.
+        # Stored values may now have another text: an enum's label or a composite's attribute
+        # changed.
         if now.types != was.types:
-            return TableNeedsRefill("a type of its columns was altered")
+            return TableNeedsRefill("one of its columns' types was altered")
         if strict and now.shape != was.shape:
-            # Names may have been exchanged between columns, so those in the stream prove nothing.
-            return TableNeedsRefill("its columns were altered, dropped or renamed together")
+            # Columns may have exchanged their names, so the names in the stream prove nothing.
+            return TableNeedsRefill(
+                "several of its columns were altered, dropped or renamed together"
+            )
         if table.partitioned and now.storage != was.storage:
             return TableNeedsRefill("a partition was detached, dropped, emptied or rewritten")
         if altered and now.storage != was.storage:
-            return TableNeedsRefill("it was rewritten and its columns altered together")
+            return TableNeedsRefill("it was rewritten and its columns were altered together")
     names = {column.number: column.name for column in table.columns}
     return TableContinues(
-        # All partitions, and all labels, count from now on.
+        # From now on, all current partitions and labels are known.
         msgspec.structs.replace(
             _fingerprint_of(table, bound, filled.number_max, types, publication), strict=strict
         ),
@@ -192,43 +201,48 @@ def _ended(
 ) -> TableFails | None:
     if table is None or table.name != export.name:
         now = "" if table is None else f" to {table.name}"
-        return TableFails(f"the table was dropped or renamed{now}, or made anew")
+        return TableFails(f"the table was dropped, recreated or renamed{now}")
     if table.name not in publication.tables:
         return TableFails(
-            f"publication {publication.name} gives the table no more",
-            f"changes since then are not in the stream: add it again there, then {RECREATE_HINT}",
+            f"publication {publication.name} no longer contains the table",
+            "add it to the publication again; changes in between are not in the stream, so then "
+            f"{RECREATE_HINT}",
         )
     if table.name in publication.filtered or publication.missing:
         return TableFails(
-            f"publication {publication.name} gives the table's changes in part only",
-            f"have it give all rows, inserts, updates, deletes and truncates, then {RECREATE_HINT}",
+            f"publication {publication.name} publishes only part of the table's changes",
+            "have it publish all rows, and insert, update, delete and truncate, then "
+            f"{RECREATE_HINT}",
         )
     if not table.permanent:
         return TableFails(
-            "the table is unlogged now", f"ALTER TABLE … SET LOGGED, then {RECREATE_HINT}"
+            "the table became unlogged", f"ALTER TABLE … SET LOGGED, then {RECREATE_HINT}"
         )
     listed = publication.tables[table.name]
     columns = {column.number: column for column in table.columns}
-    # The export may have further columns, which are not bound yet.
+    # The export may have additional columns that are not bound yet.
     for number, column in zip(filled.columns, export.schema.columns, strict=False):
         found = columns.get(number)
         if found is None or not has_local_name(column.name, number, found.name):
             return TableFails(f"column {column.name} was dropped or renamed")
         if listed and found.name not in listed:
-            return TableFails(f"publication {publication.name} gives column {found.name} no more")
-        # The type that was chosen for it when the table was taken holds on.
+            return TableFails(
+                f"publication {publication.name} no longer publishes column {found.name}"
+            )
+        # A numeric column keeps the type that was chosen when the table was added.
         held = numeric_held_by(column.type)
         now = column_type(found.type_oid, found.modifier, types, held).spark
         if now != column.type:
             return TableFails(type_changed(column.name, column.type, now))
-    # With FULL a partition's first change shows its fault; until then a note is enough (`_note`).
+    # With REPLICA IDENTITY FULL, a bad partition is detected at its first change; until then a note
+    # is enough (`_note`).
     faults = (leaf_fault(table, leaf) for leaf in table.leaves if not _tells_by_itself(table, leaf))
     return next((TableFails(fault) for fault in faults if fault), None)
 
 
 def _tells_by_itself(table: PostgresTable, leaf: LeafPartition) -> bool:
-    """Say whether the stream itself shows that the partition's identity is wrong: a change comes
-    without its old row."""
+    """Return whether the stream itself reveals a bad replica identity of the partition: a change
+    arrives without its old row."""
     return table.identity == "f" and leaf.kind == "r" and leaf.permanent
 
 
@@ -239,11 +253,11 @@ def _note(export: SourceExport, filled: FilledTable, table: PostgresTable) -> st
     notes = []
     if added:
         notes.append(
-            f"{export.name}: not taken are the new {', '.join(added)}; to take them, ALTER TABLE …"
-            " ADD COLUMN here"
+            f"{export.name}: new columns {', '.join(added)} are not ingested; to ingest them, run "
+            "ALTER TABLE … ADD COLUMN here"
         )
     notes += [
-        f"{export.name}: {fault}, or its first update ends the table here"
+        f"{export.name}: {fault}; otherwise its first update makes the table fail"
         for fault in (leaf_fault(table, leaf) for leaf in table.leaves)
         if fault
     ]
@@ -251,8 +265,8 @@ def _note(export: SourceExport, filled: FilledTable, table: PostgresTable) -> st
 
 
 def type_changed(column: str, was: str, now: str) -> str:
-    """Return the error for a column whose type changed."""
-    return f"column {column} changed its type: {was} became {now}"
+    """Return the error text for a column whose type changed."""
+    return f"column {column} changed its type from {was} to {now}"
 
 
 def _fingerprint_of(
@@ -263,11 +277,13 @@ def _fingerprint_of(
     publication: PublicationInfo | None,
     was: TableFingerprint | None = None,
 ) -> TableFingerprint:
-    """Return a table's fingerprint now. With `was`, only partitions and labels that `was` counts
-    take part, so that the two compare.
+    """Compute a table's current fingerprint.
+
+    With `was`, use only the partitions and labels that `was` includes, so that the two can be
+    compared.
     """
     known = was is not None and bool(was.shape)
-    # Ordered by oid: partitions that are new come last.
+    # Ordered by oid, so new partitions come last.
     leaves = table.leaves[: was.leaves] if was is not None and known else table.leaves
     used = list(_made_of({c.type_oid for c in table.columns if c.number in bound}, types))
     highest = max((oid for facts in used for oid, _ in facts.labels), default=0)
@@ -287,13 +303,13 @@ def _fingerprint_of(
             if facts.labels or facts.attributes
         ),
         label_max,
-        # Of a publication FOR ALL TABLES there is only its own token, under 0.
+        # A publication FOR ALL TABLES has a single token, under oid 0.
         (publication.tokens.get(table.oid) or publication.tokens.get(0, "")) if publication else "",
     )
 
 
 def _made_of(oids: set[int], types: Mapping[int, TypeFacts]) -> Iterable[TypeFacts]:
-    """Yield the facts of these types and of all that they are made of, in order of their oids."""
+    """Yield the facts about these types and their component types, in order of oid."""
     found: dict[int, TypeFacts] = {}
     left = list(oids)
     while left:
@@ -312,7 +328,7 @@ def _digest(parts: Iterable[object]) -> str:
 
 
 class _Filled(msgspec.Struct, frozen=True, array_like=True):
-    """A `FilledTable` as JSON."""
+    """A `FilledTable` in the JSON of a position."""
 
     oid: int
     lsn: str
@@ -329,14 +345,15 @@ class _Position(msgspec.Struct, frozen=True):
 
 
 class PostgresPosition(msgspec.Struct, frozen=True):
-    """A source's position: everything before `lsn` was given."""
+    """Position of a source: everything before `lsn` has been delivered, and `filled` tables have
+    their first contents."""
 
     lsn: int
     filled: dict[str, FilledTable]
 
 
 def write_position(system: str, database: str, lsn: int, filled: Mapping[str, FilledTable]) -> str:
-    """Return a position as its text."""
+    """Encode a position as text."""
     tables = {
         name: _Filled(
             each.oid, lsn_text(each.lsn), list(each.columns), each.number_max, each.fingerprint
@@ -347,13 +364,14 @@ def write_position(system: str, database: str, lsn: int, filled: Mapping[str, Fi
 
 
 def read_position(text: str, system: str, database: str) -> PostgresPosition:
-    """Parse a position's text. Raises `InvalidUsage` for that of another server or database."""
+    """Parse the text of a position. Raises `InvalidUsage` if it belongs to another server or
+    database."""
     was = msgspec.json.decode(text, type=_Position)
     if was.system != system or was.database != database:
         raise InvalidUsage(
-            f"this is server {system}, database {database}; what is here came from server"
-            f" {was.system}, database {was.database}: name that one, or drop the source and create"
-            " it again"
+            f"connected to server {system}, database {database}, but the ingested data comes from "
+            f"server {was.system}, database {was.database}: connect to that one, or drop the "
+            "source and create it again"
         )
     filled = {
         name: FilledTable(
@@ -365,5 +383,5 @@ def read_position(text: str, system: str, database: str) -> PostgresPosition:
 
 
 def position_lsn(text: str) -> int:
-    """Return the place in the log of a position's text."""
+    """Return the LSN in the text of a position."""
     return parse_lsn(msgspec.json.decode(text, type=_Position).lsn)

@@ -1,9 +1,9 @@
-"""Names of PostgreSQL's tables and columns, in SQL and as columns here. Pure.
+"""Names of PostgreSQL's tables and columns: in SQL, as exports, and as local columns. Pure.
 
-Names here are compared without regard to case, as in Spark; PostgreSQL tells ``v`` and ``V`` apart.
-A column keeps its name where possible. One that cannot (an earlier column has the same name here;
-two underscores at the beginning; blanks at an end, or unprintable characters) gets its name and its
-number in PostgreSQL's catalog, which never changes:
+Local names are case-insensitive, as in Spark; PostgreSQL distinguishes ``v`` from ``V``. A column
+keeps its name where possible. It gets its name plus its column number, which never changes, if an
+earlier column has the same local name, or if its name starts with two underscores, starts or ends
+with whitespace, or contains unprintable characters:
 
 >>> local_column_names([(1, "v"), (2, "V"), (3, "__time"), (4, "a ")])
 {1: 'v', 2: 'V_2', 3: '_time_3', 4: 'a_4'}
@@ -23,21 +23,21 @@ _QUALIFIED: Final = re.compile(rf"(?:{_PART}\.)?{_PART}", re.DOTALL)
 
 
 def qualified_name(schema: str, table: str) -> str:
-    """Return the name that a table has as an export: ``schema.table``. A part with a dot or a
-    quotation mark in it is quoted as in SQL, so that no two tables share a name."""
+    """Return the name of a table as an export: ``schema.table``. A part that contains a dot or a
+    quotation mark is quoted as in SQL, so that no two tables share a name."""
     return ".".join(
         quote_name(part) if "." in part or '"' in part else part for part in (schema, table)
     )
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return schema and table of ``orders`` (of ``public``), ``shop.orders`` or ``shop."a.b"``;
-    case counts. Raises `InvalidUsage`."""
+    """Split ``orders`` (in schema ``public``), ``shop.orders`` or ``shop."a.b"`` into schema and
+    table. Case-sensitive. Raises `InvalidUsage`."""
     match = _QUALIFIED.fullmatch(name)
     if match is None:
         raise InvalidUsage(
-            f"{name!r} names no table: give table or schema.table, and quote a part that has a dot"
-            ' or begins with a quotation mark: public."a.b"'
+            f"invalid table name {name!r}: expected table or schema.table; quote a part that "
+            'contains a dot or starts with a quotation mark, as in public."a.b"'
         )
     schema, table = (
         part[1:-1].replace('""', '"') if part and part.startswith('"') else part
@@ -47,17 +47,19 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def fold(name: str) -> str:
-    """Return the form by which names here are compared: equal for names that Spark may take for
-    one."""
-    # Upper case first: it joins letters with several lower-case forms (final sigma).
+    """Return the case-folded form of a local name. Names that Spark may treat as equal have equal
+    forms."""
+    # Upper case first: it unifies letters with several lower-case forms (final sigma).
     return name.upper().lower()
 
 
 def local_column_names(
     columns: Iterable[tuple[int, str]], others: Iterable[str] = ()
 ) -> dict[int, str]:
-    """Return the names here of (number, name) in order of their numbers. `others`: names of the
-    table's columns that are not ingested, which no generated name may equal."""
+    """Map column numbers to local names, for (number, name) pairs in order of their numbers.
+
+    `others` are the table's columns that are not ingested; no generated name may equal one of them.
+    """
     columns = list(columns)
     there = {fold(name) for _, name in columns} | {fold(name) for name in others}
     used: set[str] = set()
@@ -74,12 +76,13 @@ def local_column_names(
 
 
 def has_local_name(here: str, number: int, name: str) -> bool:
-    """Say whether `local_column_names` may give the column of that number and name this name."""
+    """Return whether `local_column_names` may give the name `here` to the column with this number
+    and name."""
     return here == name or here.rstrip("_") == _numbered(number, name).rstrip("_")
 
 
 def numbers_of(here: Sequence[str], columns: Sequence[tuple[int, str]]) -> tuple[int, ...]:
-    """Return the number of the column for each name here; 0 where there is none."""
+    """Return the column number of each local name; 0 where no column matches."""
     own = {name: number for number, name in columns}
     found = []
     for each in here:

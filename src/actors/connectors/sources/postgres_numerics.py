@@ -1,8 +1,9 @@
-"""Chooses decimals for columns of ``numeric`` without a precision, by what a table has in them.
+"""Chooses decimal types for ``numeric`` columns without a precision, by the values in the table.
 
-PostgreSQL's ``numeric`` has up to 131072 digits, which no decimal holds. A column's type here is
-fixed when its table is taken, so that one query looks at all rows then (`with_fitting_decimals`). A
-later value that does not fit is an error, as any that cannot be held.
+PostgreSQL's ``numeric`` can have up to 131072 digits, more than any decimal. The type of a local
+column is fixed when its table is added, so one query scans all rows at that time
+(`with_fitting_decimals`). A later value that does not fit is an error, like every value that cannot
+be represented.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import InvalidUsage
 
 _SCALE: Final = 18
-"""Scale, if nothing asks for another one: that of a table that PostgreSQL's clients make here."""
+"""Default scale, the same as for tables that PostgreSQL clients create here."""
 _SPARE_DIGITS_MIN: Final = 2
 _TEXT_MAX: Final = 64
 
 
 class SeenNumbers(NamedTuple):
-    """Extremes of a table's values in a column of ``numeric``."""
+    """Extremes of the values in a ``numeric`` column."""
 
     least: str = ""
-    """The first characters of its text; "" if the column has no values."""
+    """Text of the smallest value, truncated; "" if the column has no values."""
     greatest: str = ""
+    """Text of the largest value, truncated."""
     whole: int = 0
-    """Most digits before the point."""
+    """Maximum number of digits before the decimal point."""
     after: int = 0
-    """Most digits after the point, without zeros at the end."""
+    """Maximum number of digits after the decimal point, without trailing zeros."""
 
 
 def fitting_decimal(seen: SeenNumbers) -> str | None:
-    """Return the decimal that holds such numbers, and more of them; None: no decimal holds them.
+    """Return a decimal type that holds these values, with digits to spare; None if no decimal does.
 
     >>> fitting_decimal(SeenNumbers("1", "9.95", whole=1, after=2))
     'decimal(38,18)'
@@ -47,10 +49,10 @@ def fitting_decimal(seen: SeenNumbers) -> str | None:
     'decimal(38,27)'
     """
     spare = DECIMAL_DIGITS_MAX - seen.whole - seen.after
-    # PostgreSQL's order: infinities at both ends, NaN above all.
+    # In PostgreSQL's order the infinities are at both ends, and NaN is above everything.
     if spare < 0 or seen.greatest in ("NaN", "Infinity") or seen.least == "-Infinity":
         return None
-    # The point moves only where the rows leave it too little room.
+    # Use another scale than the default only if the values need it.
     scale = _SCALE
     whole = DECIMAL_DIGITS_MAX - scale
     if seen.after + _SPARE_DIGITS_MIN > scale or seen.whole + _SPARE_DIGITS_MIN > whole:
@@ -61,8 +63,11 @@ def fitting_decimal(seen: SeenNumbers) -> str | None:
 async def with_fitting_decimals(
     wire: PostgresConnection, table: PostgresTable, export: SourceExport
 ) -> SourceExport:
-    """Return the export with decimals that hold what the table has now in its columns of
-    `UNBOUNDED`. Raises `InvalidUsage` where no decimal holds it."""
+    """Choose decimal types for the export's columns of type `UNBOUNDED`, by the table's current
+    values.
+
+    Raises `InvalidUsage` if no decimal holds a column's values.
+    """
     bound = zip(export.schema.columns, bound_columns(table, export), strict=True)
     there = {
         column.name: (quote_name(found.name), arrayed)
@@ -72,7 +77,7 @@ async def with_fitting_decimals(
     }
     if not there:
         return export
-    # All of its columns in one scan of the table.
+    # One scan of the table for all columns.
     parts = [_numbers_sql(name, arrayed) for name, arrayed in there.values()]
     (row,) = await wire.query(f"SELECT {', '.join(parts)} FROM {table.relation}")
     decimals = {}
@@ -82,9 +87,9 @@ async def with_fitting_decimals(
         decimal = fitting_decimal(seen)
         if decimal is None:
             raise InvalidUsage(
-                f"no decimal holds what column {name} of {table.name} has (from {seen.least} to"
-                f" {seen.greatest}, with {seen.after} digits after the point): set numeric to"
-                " string, leave the column out, or change the values"
+                f"no decimal type holds the values of column {name} of {table.name} (from "
+                f"{seen.least} to {seen.greatest}, with {seen.after} digits after the decimal "
+                "point): set numeric to string, leave the column out, or change the values"
             )
         decimals[name] = decimal
     columns = (
@@ -97,7 +102,7 @@ async def with_fitting_decimals(
 
 
 def _numbers_sql(column: str, arrayed: bool) -> str:
-    """Return the expressions of a `SeenNumbers`."""
+    """Return the SQL expressions that compute a column's `SeenNumbers`."""
 
     def of_all(aggregate: str, value: str) -> str:
         if arrayed:

@@ -1,14 +1,15 @@
 """Copies the first contents of several tables, at one snapshot that a replication slot exported.
 
-Theory of operation. One transaction imports the snapshot; then one table after another comes by
-COPY's binary format, in pieces, whose rows are decoded together (`pgoutput.walk_copied`). The
-snapshot is the slot's position, so changes from there on follow without a gap.
+Theory of operation. One transaction imports the snapshot. Then the tables are copied one after
+another in COPY's binary format, in pieces whose rows are decoded together (`pgoutput.walk_copied`).
+The snapshot is at the slot's position, so changes from there on follow without a gap.
 
-Of a table that is given further columns only rows with a value in them are copied, once the stream
-has come to the snapshot: until then the transaction stays open (`postgres_changes.ColumnsDue`).
+For a table to which columns are added, only the rows with a value in an added column are copied,
+once the stream has reached the snapshot. Until then the transaction stays open
+(`postgres_changes.ColumnsDue`).
 
-Rules: at most one piece is in memory; the next table is requested after the last one was given. A
-value that cannot be held ends its table (`ExportFailed`), not the others.
+Rules: at most one piece is in memory, and the next table is requested after the last one was
+returned. A value that cannot be represented fails its table (`ExportFailed`) but not the others.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ BUFFER_BYTES: Final = 256 * 1024
 PIECE_BYTES: Final = 8 * 1024 * 1024
 _FLAGS_AT: Final = 11
 _HEADER_BYTES: Final = 19
-"""Bytes of the signature, the flags, and the length of the extension."""
+"""Length of the signature, the flags, and the length field of the extension."""
 
 
 class SnapshotTable(msgspec.Struct, frozen=True):
@@ -54,17 +55,17 @@ class SnapshotTable(msgspec.Struct, frozen=True):
 
     export: SourceExport
     relation: str
-    """Expression for SQL's FROM."""
+    """FROM expression for SQL."""
     kinds: tuple[ColumnType, ...]
-    """Types of the export's columns."""
+    """Types of the export's columns, in order."""
     names: tuple[str, ...]
-    """Names of the export's columns in the server's catalog."""
+    """Upstream names of the export's columns, in order."""
     held: int = 0
-    """Number of columns of which the values are here already; 0: none is. Only rows with a value in
-    another column are copied, as changes of those that are here."""
+    """Number of leading columns whose values were ingested before; 0 for a new table. If not 0,
+    only rows with a value in another column are copied, as updates of the ingested rows."""
 
     def select(self) -> str:
-        """Return the query whose rows `from_binary` reads."""
+        """Return the query whose rows `from_binary` decodes."""
         columns = ", ".join(
             copy_expression(quote_name(name), kind)
             for name, kind in zip(self.names, self.kinds, strict=True)
@@ -72,16 +73,16 @@ class SnapshotTable(msgspec.Struct, frozen=True):
         text = f"SELECT {columns} FROM {self.relation}"
         if not self.held:
             return text
-        # IS NOT NULL would be false for a composite value with a NULL in it.
+        # IS NOT NULL would be false for a composite value that contains a NULL.
         values = (f"{quote_name(name)} IS DISTINCT FROM NULL" for name in self.names[self.held :])
         return f"{text} WHERE {' OR '.join(values)}"
 
     def updates(self, rows: pa.Table) -> pa.Table:
-        """Return the changes that these rows stand for."""
+        """Return copied rows as changes of the ingested rows."""
         come = rows.append_column(DIFF, pa.array(np.ones(rows.num_rows, np.int64)))
         if not self.held:
             return come
-        # So far their other columns were NULL here.
+        # Up to now, the added columns of these rows were NULL.
         gone = pa.table(
             {
                 name: values if place < self.held else pa.nulls(rows.num_rows, values.type)
@@ -99,7 +100,8 @@ def copied_contents(
     types: Mapping[int, TypeFacts],
     held: int = 0,
 ) -> SnapshotTable:
-    """Return the copy of a table: the columns that it is bound to. See `SnapshotTable.held`."""
+    """Describe the copy of a table, with the columns that it is bound to. For `held`, see
+    `SnapshotTable.held`."""
     columns = {column.number: column for column in table.columns}
     bound = [columns[number] for number in filled.columns]
     kinds = tuple(
@@ -110,37 +112,43 @@ def copied_contents(
 
 
 class TableSnapshots:
-    """Copies tables, one after another."""
+    """Copies tables, one after another, over one connection."""
 
     def __init__(self, wire: PostgresConnection) -> None:
         self._wire = wire
+        # Tables that are not yet copied completely; the first one is being copied.
         self._left: list[SnapshotTable] = []
+        # The COPY of the current table; None between tables.
         self._copy: CopyStream | None = None
+        # True once the header of the current COPY has been read.
         self._begun = False
         self._parts: list[pa.Table] = []
-        """Rows of the next piece, kept here so that a cancelled `next` loses none."""
+        """Rows of the next piece. Kept here so that cancelling `next` loses none of them."""
         self._bytes = 0
-        """Bytes of `_parts`."""
+        """Size of `_parts` in bytes."""
         self.rows = 0
-        """Rows given so far."""
+        """Number of rows returned so far."""
 
     async def begin(
         self, snapshot: str, tables: Sequence[PostgresTable], publication: str
     ) -> tuple[CatalogSurvey, dict[str, str]]:
-        """Import an exported snapshot, and lock the tables. Return the catalog at the snapshot, and
-        table name → error for tables that cannot be locked. Raises `ServerRefused`,
-        `SourceUnreachable`."""
-        # Open until the stream has come to the snapshot, if there are further columns to copy.
+        """Import an exported snapshot, and lock the tables.
+
+        Return the catalog at the snapshot, and the error for each table that cannot be locked, by
+        name. Raises `ServerRefused` and `SourceUnreachable`.
+        """
+        # If added columns are to be copied, the transaction stays open until the stream has reached
+        # the snapshot.
         await self._wire.query("SET idle_in_transaction_session_timeout = 0")
         await self._wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await self._wire.query(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
         refused = {}
         for table in tables:
-            # An error without a savepoint would abort the transaction, and with it the snapshot.
+            # Without a savepoint, an error would abort the transaction and lose the snapshot.
             await self._wire.query("SAVEPOINT one")
             try:
-                # The lock keeps others from altering, emptying or rewriting the table while it is
-                # copied.
+                # The lock prevents others from altering, truncating or rewriting the table during
+                # the copy.
                 await self._wire.query(f"LOCK TABLE {table.relation} IN ACCESS SHARE MODE")
             except ServerRefused as error:
                 await self._wire.query("ROLLBACK TO one")
@@ -153,7 +161,7 @@ class TableSnapshots:
         self._left = list(tables)
 
     async def next(self) -> SourceRows | ExportFailed | None:
-        """Return the next piece; None when all tables are given. Raises `SourceUnreachable`."""
+        """Return the next piece of rows; None after the last table. Raises `SourceUnreachable`."""
         while self._left:
             table = self._left[0]
             try:
@@ -170,7 +178,7 @@ class TableSnapshots:
         return None
 
     async def _piece(self, table: SnapshotTable) -> pa.Table | None:
-        """Return the next rows of a table; None: there are no more."""
+        """Return the next rows of a table; None after the last ones."""
         if self._copy is None:
             sql = f"COPY ({table.select()}) TO STDOUT (FORMAT binary)"
             await self._wire.query("SAVEPOINT one")
@@ -178,8 +186,8 @@ class TableSnapshots:
                 self._copy = await self._wire.copy(sql, BUFFER_BYTES)
             except ServerRefused as error:
                 await self._wire.query("ROLLBACK TO one")
-                hint = "check that the user may SELECT all columns of the table"
-                raise _Failed(f"the table cannot be read: {error}", hint) from None
+                hint = "check that the user has the SELECT privilege on all columns of the table"
+                raise _Failed(f"cannot read the table: {error}", hint) from None
             self._begun = False
         copy, parts = self._copy, self._parts
         while self._bytes < PIECE_BYTES:
@@ -199,7 +207,7 @@ class TableSnapshots:
         starts = frames.starts
         if not self._begun:
             self._begun = True
-            # COPY's header comes with the first row, in one frame.
+            # COPY's header arrives in one frame with the first row.
             first = starts[:1]
             extension = be32(frames.data, first + _FLAGS_AT + 4)
             starts = np.concatenate([first + _HEADER_BYTES + extension, starts[1:]])
@@ -220,7 +228,7 @@ class TableSnapshots:
         """Discard the rest of a table that failed."""
         copy, self._copy = self._copy, None
         self._parts, self._bytes = [], 0
-        # The connection takes no other query before this COPY has ended.
+        # The connection accepts no other query before this COPY has ended.
         while copy is not None and not copy.ended:
             await copy.fill()
             copy.take(len(copy.frames()))

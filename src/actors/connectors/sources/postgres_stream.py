@@ -1,12 +1,12 @@
-"""Reads the changes of a replication slot, a batch at a time, and acknowledges positions.
+"""Reads the changes of a replication slot in batches, and acknowledges positions.
 
-Theory of operation. The server sends each transaction whole, after its commit. The stream reads
-ahead until one buffer is full. All data in the buffer up to the last commit is a batch: one small
-transaction when there is little to do, thousands when there is much. A transaction that does not
-fit the buffer is given in pieces.
+Theory of operation. The server sends each transaction in full after its commit. The stream reads
+ahead until one buffer is full. All data in the buffer up to the last commit is one batch: a single
+small transaction when there is little load, thousands when there is much. A transaction that
+exceeds the buffer is returned in pieces.
 
-Feedback is sent by a timer of the event loop, within the server's `wal_sender_timeout`, whoever
-reads. Only positions that `taken` named are acknowledged.
+A timer of the event loop sends feedback within the server's `wal_sender_timeout`, whether or not
+the stream is being read. Only positions passed to `taken` are acknowledged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from actors.wal.replication import pg_time
 
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 LATE_MS: Final = 1_000
-"""Age at which a commit waits for a larger piece (`_gather`)."""
+"""Age of a commit from which the stream waits for a larger piece (`_gather`)."""
 _PIECE_FRAMES: Final = 8_192
 _GATHER_S: Final = 0.005
 _GATHER_TURNS: Final = 4
@@ -40,7 +40,7 @@ _STATUS = struct.Struct(">cQQQqB")
 
 
 class ReplicationStream:
-    """A slot being read."""
+    """Reads one replication slot."""
 
     def __init__(
         self, wire: PostgresConnection, changes: DecodedChanges, clock: ActorClock, feedback_ms: int
@@ -49,23 +49,29 @@ class ReplicationStream:
         self._changes = changes
         self._clock = clock
         self._feedback_s = feedback_ms / 1000
+        # The replication COPY; None before `begin` and after `close`.
         self._copy: CopyStream | None = None
+        # Timer that sends feedback.
         self._timer: asyncio.TimerHandle | None = None
+        # Error of a failed send; raised by `next`.
         self._broken: SourceUnreachable | None = None
+        # LSN received, and LSN acknowledged; both only advance.
         self._received = self._taken = changes.lsn
         self._waiting = 0
         """Number of frames in the buffer."""
         self._whole = 0
-        """Number of those up to the last commit."""
+        """Number of buffered frames up to the last commit."""
         self._late_ms = 0
-        """Time between the newest commit in the buffer and its sending, by the server's clock."""
+        """Delay between the newest buffered commit and its sending, by the server's clock."""
         self._idle_lsn = 0
-        """Position before which the server had nothing more to send."""
+        """LSN before which the server had nothing more to send."""
+        # True if a mark for the end of the log was requested, by the server or by `ask`.
         self._wants_mark = False
+        # Monotonic times of the last mark, and of the last message from the server.
         self._marked_ms = self.heard_ms = clock.monotonic_ms()
 
     async def begin(self, slot: str, publication: str) -> None:
-        """Start the replication. Raises `Refused`, `SourceUnreachable`."""
+        """Start the replication. Raises `ServerRefused` and `SourceUnreachable`."""
         names = quote_literal(quote_name(publication))
         self._copy = await self._wire.copy(
             f"START_REPLICATION SLOT {quote_name(slot)} LOGICAL {lsn_text(self._changes.lsn)}"
@@ -73,26 +79,31 @@ class ReplicationStream:
             BATCH_BYTES_MAX,
         )
         self._copy.read_ahead()
-        self._read(self._copy.frames())  # those that came with the first answer
+        self._read(self._copy.frames())  # frames that arrived with the first response
         self._beat()
 
     @property
     def reached(self) -> int:
-        """Return the position before which no change for us is missing."""
+        """Return the LSN before which no relevant change is missing."""
         return max(self._changes.lsn, self._idle_lsn if not self._waiting else 0)
 
     async def next(self, wait_s: float) -> list[Decoded]:
-        """Return changes and marks; empty when none came in time. A cancelled call loses nothing.
-        Raises `SourceUnreachable`."""
+        """Return changes and marks; empty if none arrive within `wait_s`. A cancelled call loses
+        nothing.
+
+        Raises `SourceUnreachable`.
+        """
         copy = self._copy
-        assert copy is not None, "begun"
+        assert copy is not None, "started"
         await checkpoint()
         self._read(copy.poll())
         with anyio.move_on_after(wait_s):
             while not self._whole and not copy.full:
                 if copy.ended:
-                    self._read(copy.poll())  # raises the server's error, if it sent one
-                    raise SourceUnreachable("PostgreSQL ended the stream", "it is opened again")
+                    self._read(copy.poll())  # raises the server's error if it sent one
+                    raise SourceUnreachable(
+                        "PostgreSQL ended the stream", "the service will reopen it"
+                    )
                 if given := self._idle():
                     return given
                 self._read(await copy.fill())
@@ -102,18 +113,18 @@ class ReplicationStream:
         return self._batch(copy)
 
     async def _gather(self, copy: CopyStream) -> None:
-        """Wait for a larger piece, if the stream is late anyway."""
+        """Wait briefly for a larger piece if the stream is late anyway."""
         if not self._whole or self._late_ms < LATE_MS:
             return
-        # Most of a small piece's cost is not its rows: larger pieces catch up faster.
+        # Most of the cost of a small piece is not in its rows, so larger pieces catch up faster.
         for _ in range(_GATHER_TURNS):
             if self._waiting >= _PIECE_FRAMES or copy.full or copy.ended:
                 return
-            await anyio.sleep(_GATHER_S)  # it reads ahead meanwhile
+            await anyio.sleep(_GATHER_S)  # the copy reads ahead meanwhile
             self._read(copy.poll())
 
     def _read(self, frames: CopyFrames) -> None:
-        """Note commits, keepalives and positions of frames that have just come."""
+        """Record commits, keepalives and positions in frames that have just arrived."""
         if not len(frames):
             return
         self.heard_ms = self._clock.monotonic_ms()
@@ -131,7 +142,7 @@ class ReplicationStream:
                 self._tell()
 
     def _batch(self, copy: CopyStream) -> list[Decoded]:
-        """Return the changes of all whole transactions, or of a full buffer."""
+        """Return the changes of all complete transactions, or of a full buffer."""
         count = self._whole or (self._waiting if copy.full else 0)
         if not count:
             return self._idle()
@@ -145,7 +156,7 @@ class ReplicationStream:
         return given
 
     def _idle(self) -> list[Decoded]:
-        """Return a mark for the end of the server's log, when one is due."""
+        """Return a mark for the end of the server's log, if one is due."""
         copy = self._copy
         if self._changes.open or copy is None:
             return []
@@ -153,12 +164,12 @@ class ReplicationStream:
             frames = copy.frames()
             if (frames.data[frames.starts] == ord("w")).any():
                 return []
-            copy.take(self._waiting)  # keepalives alone
+            copy.take(self._waiting)  # only keepalives
             self._waiting = 0
         now = self._clock.monotonic_ms()
         if not self._wants_mark and now - self._marked_ms < IDLE_MARK_MS:
             return []
-        # Else the slot would keep the log of other tables' changes until one of ours changes.
+        # Otherwise the slot would retain other tables' log until one of our tables changes.
         given = self._changes.idle(self._idle_lsn)
         if given:
             self._wants_mark, self._marked_ms = False, now
@@ -167,12 +178,12 @@ class ReplicationStream:
     # -- feedback to the server ------------------------------------------------------------
 
     def taken(self, lsn: int) -> None:
-        """Acknowledge a position: the server may remove the log before it."""
+        """Acknowledge an LSN: the server may remove the log before it."""
         self._taken = max(self._taken, lsn)
         self._tell()
 
     def ask(self) -> None:
-        """Send a request for a keepalive, which has the end of the server's log."""
+        """Request a keepalive, which contains the end of the server's log."""
         self._tell(reply=True)
         self._wants_mark = True
 
@@ -182,7 +193,7 @@ class ReplicationStream:
         now_us = pg_time(self._clock.now_ms())
         seen = max(self._received, self._taken)
         try:
-            # Written, flushed, applied: the server may remove the log before the flushed position.
+            # Written, flushed, applied: the server may remove the log before the flushed LSN.
             self._copy.send(_STATUS.pack(b"r", seen, self._taken, self._taken, now_us, reply))
         except SourceUnreachable as error:
             self._broken = error
@@ -192,7 +203,7 @@ class ReplicationStream:
         self._timer = asyncio.get_running_loop().call_later(self._feedback_s, self._beat)
 
     def close(self) -> None:
-        """Close the connection; the slot stays."""
+        """Close the connection. The slot stays."""
         if self._timer is not None:
             self._timer.cancel()
         self._copy = None

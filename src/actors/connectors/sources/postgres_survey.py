@@ -1,11 +1,12 @@
-"""Checks a server before a source begins, makes its publication, and follows the catalog.
+"""Checks a server before a source starts, creates its publication, and watches the catalog.
 
-`describe` checks all and changes nothing; `publish` makes the publication. Every error says what to
-do on the server. Where all tables are asked for, those that cannot be ingested are returned too,
-with the reason.
+`describe` checks everything and changes nothing; `publish` creates the publication. Every error
+says what to do on the server. If all tables were requested, those that cannot be ingested are
+returned, too, with the reason.
 
-While the source runs, a glance is one query, asked before every mark; the survey is read again only
-when the glance has changed. Verdicts on the tables are in `postgres_drift`.
+While the source runs, one query before every mark takes a digest of the catalog (`CatalogGlance`).
+The full survey is read again only when the digest has changed. `postgres_drift` decides what a
+change means for each table.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ from actors.wal.lsn import lsn_text
 _NO_SUCH_OBJECT: Final = "42704"
 _NOT_OWNER: Final = "42501"
 VERSION_WITH_WAIT: Final = 140_000
-"""From here on `pg_terminate_backend` can wait for the end."""
-AGAIN: Final = "drop the source and create it again: its tables are then filled anew"
+"""From this version on, `pg_terminate_backend` can wait until the process has ended."""
+AGAIN: Final = "drop the source and create it again to refill its tables"
 
 
 async def describe(
@@ -70,21 +71,22 @@ async def describe(
     publication: str,
     wanted: Mapping[str, Sequence[str]] | None,
 ) -> tuple[SourceExport, ...]:
-    """See `Source.describe`. Raises `InvalidUsage`."""
+    """Check the server and return the requested tables as exports, as `SourceConnector.describe`
+    specifies. Raises `InvalidUsage`."""
     await check_server(wire)
     await _check_room(wire)
     published = await catalog.publication(wire, publication)
     asked = None if wanted is None else _asked(wanted)
     names = None if asked is None else list(asked)
     if names is None and published is not None and config.publication:
-        # In a publication of the user's own, "all" means its tables.
+        # With a publication of the user's own, "all tables" means the tables of that publication.
         names = list(published.tables)
     found = await catalog.tables(wire, names)
     absent = sorted(set(names or ()) - set(found))
     if absent:
         raise InvalidUsage(
-            f"no tables {', '.join(absent)} in database {config.database} (views, foreign tables"
-            f" and single partitions cannot be taken){await _similar(wire, absent)}"
+            f"no tables {', '.join(absent)} in database {config.database} (views, foreign tables "
+            f"and single partitions cannot be ingested){await _similar(wire, absent)}"
         )
     types = await types_of(wire, found.values())
     exports, wrong = [], []
@@ -122,10 +124,11 @@ async def describe_added(
     export: SourceExport,
     columns: Sequence[TableColumn],
 ) -> tuple[TableColumn, ...]:
-    """See `Source.describe_added`. Raises `InvalidUsage`."""
+    """Check and return columns to add to an export, as `SourceConnector.describe_added` specifies.
+    Raises `InvalidUsage`."""
     table = (await catalog.tables(wire, [export.name])).get(export.name)
     if table is None:
-        raise InvalidUsage(f"there is no table {export.name} any more in {config.database}")
+        raise InvalidUsage(f"table {export.name} no longer exists in database {config.database}")
     check_row_security(table)
     types = await types_of(wire, [table])
     taken = {each.number for each in bound_columns(table, export) if each is not None}
@@ -147,38 +150,41 @@ async def describe_added(
 
 
 def _asked(wanted: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, Sequence[str]]]:
-    """Return table name → (the name as asked for, columns to leave out)."""
+    """Map each table's name to its spelling in the request and the columns to leave out."""
     found: dict[str, tuple[str, Sequence[str]]] = {}
     for text, out in wanted.items():
         name = qualified_name(*split_name(text))
         if name in found:
-            raise InvalidUsage(f"{found[name][0]!r} and {text!r} are one table: name it once")
+            raise InvalidUsage(f"{found[name][0]!r} and {text!r} are the same table: name it once")
         found[name] = (text, out)
     return found
 
 
 async def _similar(wire: PostgresConnection, absent: Sequence[str]) -> str:
-    """Return a hint with similar names of tables; "" if there are none."""
+    """Return a hint with tables of similar names; "" if there are none."""
     there = {name.lower(): name for name in await catalog.tables(wire)}
     close = [difflib.get_close_matches(name.lower(), list(there), 1) for name in absent]
     meant = [there[name] for names in close for name in names]
-    return f"; there is {', '.join(meant)}" if meant else ""
+    return f"; did you mean {', '.join(meant)}?" if meant else ""
 
 
 async def check_server(wire: PostgresConnection) -> None:
-    """Raise `InvalidUsage` for a server that is too old, a standby, or not set up for logical
+    """Raise `InvalidUsage` if the server is too old, a standby, or not configured for logical
     decoding."""
     if wire.server_version < catalog.VERSION_MIN:
-        raise InvalidUsage(f"PostgreSQL {wire.server_version // 10_000}: 13 or newer is needed")
+        raise InvalidUsage(
+            f"PostgreSQL {wire.server_version // 10_000} is not supported: version 13 or newer is "
+            "required"
+        )
     rows = await wire.query("SELECT current_setting('wal_level'), pg_is_in_recovery()")
     level, standby = rows[0]
     if level != "logical":
         raise InvalidUsage(
-            f"wal_level of the server is {level}: ALTER SYSTEM SET wal_level = logical, and"
-            " restart it"
+            f"wal_level of the server is {level}: run ALTER SYSTEM SET wal_level = logical, and "
+            "restart it"
         )
     if standby == "t":
-        raise InvalidUsage("the server is a standby: name the primary")
+        raise InvalidUsage("the server is a standby: connect to the primary")
 
 
 async def _check_room(wire: PostgresConnection) -> None:
@@ -191,8 +197,8 @@ async def _check_room(wire: PostgresConnection) -> None:
     most, used = rows[0]
     if int(used or 0) >= int(most or 0):
         raise InvalidUsage(
-            f"max_replication_slots is {most}, and {used} are in use: raise it and restart the"
-            " server, or drop slots that nobody needs (pg_replication_slots)"
+            f"max_replication_slots is {most}, and {used} are in use: raise it and restart the "
+            "server, or drop unused slots (pg_replication_slots)"
         )
 
 
@@ -201,22 +207,24 @@ def _publish_sql(publication: str, tables: Sequence[PostgresTable], *, new: bool
     name = quote_name(publication)
     if not new:
         return f"ALTER PUBLICATION {name} ADD TABLE {listed}"
-    # Changes of partitions then come as changes of the root, which is the export.
+    # With this option, changes of partitions are published as changes of the root table, which is
+    # the export.
     return f"CREATE PUBLICATION {name} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
 
 
 def _check_may_publish(
     config: PostgresConfig, publication: str, tables: Sequence[PostgresTable], may: bool, sql: str
 ) -> None:
-    """Raise `InvalidUsage` unless the publication may be made, or these tables added to it."""
+    """Raise `InvalidUsage` unless the source may create the publication, or add these tables to
+    it."""
     if not config.create:
         raise InvalidUsage(
-            f"publication {publication} is missing or lacks tables, and create is off: {sql}"
+            f"publication {publication} is missing or lacks tables, and create is off: run {sql}"
         )
     foreign = [table.name for table in tables if not table.owned]
     if foreign or not may:
-        why = f"does not own {', '.join(foreign)}" if foreign else "may not"
-        raise InvalidUsage(f"the user {config.user} {why}; let the owner run: {sql}")
+        why = f"does not own {', '.join(foreign)}" if foreign else "may not do this"
+        raise InvalidUsage(f"user {config.user} {why}: have the owner run {sql}")
 
 
 async def publish(
@@ -231,7 +239,7 @@ async def publish(
     if not lacking:
         return
     sql = _publish_sql(publication, lacking, new=published is None)
-    # The server itself says whether the user owns the tables.
+    # The server checks whether the user owns the tables.
     _check_may_publish(config, publication, [], config.create, sql)
     try:
         await wire.query(sql)
@@ -240,49 +248,52 @@ async def publish(
 
 
 def check_slot(health: ServerHealth, name: str, config: PostgresConfig, lsn: int) -> None:
-    """Check that the slot is ours and still holds the log after `lsn` (0: nothing was ingested
-    yet). Raises `InvalidUsage`, and `SourceUnreachable` while another process reads it."""
+    """Check that the slot belongs to this source and still retains the log after `lsn` (0: nothing
+    was ingested yet).
+
+    Raises `InvalidUsage`, and `SourceUnreachable` while another process reads the slot.
+    """
     slot = health.slot
     if slot is None:
         if lsn:
             raise InvalidUsage(
-                f"slot {name} is gone from the server, and with it the changes since"
-                f" {lsn_text(lsn)}: {AGAIN}"
+                f"slot {name} no longer exists on the server, so the changes since {lsn_text(lsn)} "
+                f"are lost: {AGAIN}"
             )
         if not config.create:
             raise InvalidUsage(
-                f"slot {name} is missing, and create is off:"
-                f" SELECT pg_create_logical_replication_slot({quote_literal(name)}, 'pgoutput')"
+                f"slot {name} is missing, and create is off: run SELECT "
+                f"pg_create_logical_replication_slot({quote_literal(name)}, 'pgoutput')"
             )
         return
     if slot.plugin != "pgoutput" or slot.database != config.database:
         raise InvalidUsage(
-            f"slot {name} is another's (plugin {slot.plugin or 'none'}, database"
-            f" {slot.database or 'none'}): give this source a slot of another name"
+            f"slot {name} is used for something else (plugin {slot.plugin or 'none'}, database "
+            f"{slot.database or 'none'}): choose another slot name for this source"
         )
     if slot.wal_status == "lost":
         raise InvalidUsage(
-            f"the server has removed log that slot {name} needs (wal_status lost): raise"
-            " max_slot_wal_keep_size there, SELECT pg_drop_replication_slot("
-            f"{quote_literal(name)}), then {AGAIN}"
+            f"the server has removed log that slot {name} needs (wal_status lost): raise "
+            "max_slot_wal_keep_size there, run SELECT "
+            f"pg_drop_replication_slot({quote_literal(name)}), then {AGAIN}"
         )
     if lsn and slot.confirmed_lsn > lsn:
         raise InvalidUsage(
-            f"slot {name} stands at {lsn_text(slot.confirmed_lsn)}, and what is here ends at"
-            f" {lsn_text(lsn)}: another reader used it, or it was made anew; {AGAIN}"
+            f"slot {name} is at {lsn_text(slot.confirmed_lsn)}, but the ingested data ends at "
+            f"{lsn_text(lsn)}: another reader used the slot, or it was recreated; {AGAIN}"
         )
     if slot.active_pid:
         raise SourceUnreachable(
-            f"slot {name} is read by process {slot.active_pid} of the server",
-            "it ends by itself after wal_sender_timeout; else end its reader, or give this"
-            " source a slot of another name",
+            f"slot {name} is in use by process {slot.active_pid} of the server",
+            "that process ends by itself after wal_sender_timeout; otherwise terminate it, or "
+            "choose another slot name for this source",
         )
 
 
 async def types_of(
     wire: PostgresConnection, tables: Iterable[PostgresTable]
 ) -> dict[int, TypeFacts]:
-    """Return the facts of the types of these tables' columns."""
+    """Return the facts about the types of these tables' columns, by type oid."""
     return await catalog.type_facts(
         wire, (column.type_oid for table in tables for column in table.columns)
     )
@@ -291,33 +302,34 @@ async def types_of(
 async def remove(
     wire: PostgresConnection, config: PostgresConfig, slot: str, publication: str
 ) -> None:
-    """Remove the slot and publication of a source that is dropped. Raises `ServerRefused`."""
+    """Remove the slot and publication of a dropped source. Raises `ServerRefused`."""
     found = (await catalog.health(wire, slot)).slot
     if found is not None and found.plugin == "pgoutput":
         if found.active_pid:
-            # A slot in use cannot be dropped; our own reader may not have ended yet.
-            # Before PostgreSQL 14 it cannot be waited for: the caller tries again.
+            # A slot in use cannot be dropped, and our own reader may not have ended yet. Before
+            # PostgreSQL 14 the server cannot wait for its end; then the caller retries.
             wait = ", 5000" if wire.server_version >= VERSION_WITH_WAIT else ""
             await wire.query(f"SELECT pg_terminate_backend({found.active_pid}{wait})")
         try:
             await wire.query(f"SELECT pg_drop_replication_slot({quote_literal(slot)})")
         except ServerRefused as error:
-            if error.sqlstate != _NO_SUCH_OBJECT:  # it was dropped already
+            if error.sqlstate != _NO_SUCH_OBJECT:  # already dropped
                 raise
     if not config.publication:
         try:
             await wire.query(f"DROP PUBLICATION IF EXISTS {quote_name(publication)}")
         except ServerRefused as error:
-            # Another user has made it for us, and owns it. It keeps nothing on the server.
+            # Another user created the publication for us and owns it. It retains nothing on the
+            # server.
             if error.sqlstate != _NOT_OWNER:
                 raise
 
 
 async def was_filled_before(wire: PostgresConnection, leaf: LeafPartition) -> bool:
-    """Say whether a partition may hold rows from before it was attached."""
+    """Return whether a partition may hold rows from before it was attached."""
     try:
-        # Rows of younger transactions came through the table, after the attachment: they are in the
-        # stream.
+        # Rows of later transactions were inserted through the table after the attachment, so they
+        # are in the stream.
         rows = await wire.query(
             f"SELECT 1 FROM ONLY {leaf.relation}"
             f" WHERE age(xmin) >= age({quote_literal(str(leaf.attached_xid))}::xid) LIMIT 1"
@@ -331,34 +343,36 @@ async def was_filled_before(wire: PostgresConnection, leaf: LeafPartition) -> bo
 
 
 class CatalogGlance(msgspec.Struct, frozen=True):
-    """A digest of the catalog at one moment."""
+    """A digest of the catalog as seen by one snapshot."""
 
     digest: str
-    """Digest that changes with whatever may alter the tables, their types or the publication."""
+    """Changes with everything that may alter the tables, their types or the publication."""
     running: frozenset[int]
-    """Transactions that the moment does not show yet though they may have ended, modulo 2^32."""
+    """Ids (modulo 2^32) of transactions that were running at the snapshot, so their effects are not
+    in it."""
     next_xid: int
-    """First transaction that had not begun: neither is it shown."""
+    """First transaction id that was not assigned at the snapshot. Its effects and later ones are
+    not in it."""
 
     def shows(self, xids: Iterable[int]) -> bool:
-        """Say whether the moment shows the effects of all these transactions."""
-        # Ids wrap around: half of their space counts as later.
+        """Return whether the snapshot includes the effects of all these transactions."""
+        # Ids wrap around: an id up to 2^31 ahead counts as later.
         return not any(xid in self.running or (xid - self.next_xid) % 2**32 < 2**31 for xid in xids)
 
 
 class CatalogSurvey(msgspec.Struct, frozen=True):
-    """Tables, types and publication at one moment."""
+    """Tables, types and publication as seen by one snapshot."""
 
     seen: CatalogGlance
     tables: Mapping[int, PostgresTable]
-    """Oid → table."""
+    """Tables by oid."""
     types: Mapping[int, TypeFacts]
     publication: PublicationInfo | None
 
 
 async def survey(wire: PostgresConnection, oids: Sequence[int], name: str) -> CatalogSurvey:
-    """Return the catalog's tables with these oids, and a publication. The caller's transaction must
-    be REPEATABLE READ, so that all queries see one moment."""
+    """Read the tables with these oids, and a publication, from the catalog. The caller's
+    transaction must be REPEATABLE READ, so that all queries see one snapshot."""
     found = {table.oid: table for table in (await tables(wire, oids=oids)).values()}
     columns = [column for table in found.values() for column in table.columns]
     types = await type_facts(wire, (column.type_oid for column in columns))
@@ -367,8 +381,8 @@ async def survey(wire: PostgresConnection, oids: Sequence[int], name: str) -> Ca
 
 
 async def survey_now(wire: PostgresConnection, oids: Sequence[int], name: str) -> CatalogSurvey:
-    """Return the same, in a transaction of its own."""
-    await wire.query("ROLLBACK")  # a cancelled caller may have left a transaction open
+    """Read the same as `survey`, in a transaction of its own."""
+    await wire.query("ROLLBACK")  # a cancelled call may have left a transaction open
     await wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     found = await survey(wire, oids, name)
     await wire.query("COMMIT")
@@ -378,9 +392,9 @@ async def survey_now(wire: PostgresConnection, oids: Sequence[int], name: str) -
 async def read_catalog_digest(
     wire: PostgresConnection, oids: Sequence[int], types: Iterable[int], publication: str
 ) -> CatalogGlance:
-    """Return a digest of all catalog rows that matter to these tables, by one cheap query."""
+    """Compute a digest of all catalog rows that matter to these tables, by one cheap query."""
     tables, kinds = listed_numbers(oids) or "NULL", listed_numbers(types) or "NULL"
-    # Whatever alters a catalog row gives it another xmin.
+    # Any change of a catalog row gives it a new xmin.
     whole = f"SELECT oid FROM pg_publication WHERE pubname = {quote_literal(publication)}"
     parts = [
         "SELECT 'c', c.oid, c.xmin FROM pg_class c JOIN member m ON m.oid = c.oid",
@@ -425,12 +439,12 @@ async def judge_all(
     exports: Mapping[str, SourceExport],
     publication_name: str,
 ) -> dict[str, Verdict]:
-    """Return the verdicts on filled tables. Raises `SourceUnreachable` when the publication was
+    """Return the verdict on each filled table. Raises `SourceUnreachable` if the publication was
     dropped."""
     if found.publication is None:
         raise SourceUnreachable(
             f"PostgreSQL: publication {publication_name} was dropped",
-            "it is made again where that may be, and its tables are filled anew",
+            "it is recreated if create is on, and its tables are refilled",
         )
     verdicts: dict[str, Verdict] = {}
     for name, each in filled.items():
@@ -439,7 +453,9 @@ async def judge_all(
         if isinstance(verdict, TableContinues):
             for leaf in verdict.new_leaves:
                 if await was_filled_before(wire, leaf):
-                    verdict = TableNeedsRefill(f"partition {leaf.relation} came with rows")
+                    verdict = TableNeedsRefill(
+                        f"partition {leaf.relation} was attached with rows in it"
+                    )
                     break
         verdicts[name] = verdict
     return verdicts

@@ -1,15 +1,15 @@
-"""Maps PostgreSQL's types to Spark's, and decodes values of many rows into Arrow. Pure.
+"""Maps PostgreSQL's types to Spark's, and decodes columns of values into Arrow. Pure.
 
-Theory of operation. Changes bring values as text (the type's output function under ISO dates, UTC
-and hexadecimal bytea); `from_text` converts a whole column by Arrow's casts. Snapshots come in
-COPY's binary format: a number, a time or a text is read as it is (`from_binary`), every other type
-as the text that changes bring (`copy_expression`). So a row deleted later equals, value by value,
-the row that was copied.
+Theory of operation. Changes carry values as text: the output of the type's output function, with
+ISO dates, UTC and hexadecimal bytea. `from_text` converts a whole column with Arrow's casts.
+Snapshots arrive in COPY's binary format: numbers, times and text are read directly (`from_binary`),
+and every other type as the same text as in changes (`copy_expression`). So a row that is deleted
+later equals the copied row, value by value.
 
-Rules. A value that the column's type cannot hold is `UnrepresentableValue`, never rounded or cut:
-NaN in a decimal, dates before year 1, after year 9999 or infinite, arrays of more than one
-dimension. What holds ``numeric`` without a precision is chosen when a table is taken
-(`postgres_numerics`), and is the type of its column here from then on (`numeric_held_by`).
+Rules. A value that the column's type cannot hold raises `UnrepresentableValue`; it is never rounded
+or truncated. Examples: NaN in a decimal, dates before year 1 or after year 9999, infinite dates,
+multidimensional arrays. The type for ``numeric`` without a precision is chosen when a table is
+added (`postgres_numerics`), and stays the type of the local column (`numeric_held_by`).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from actors.model.pgwire.encoded_values import ByteValues
 from actors.model.plan.schema import arrow_type, spark_type
 
 UNBOUNDED: Final = "numeric"
-"""Stands for the type of ``numeric`` without a precision where none is chosen yet."""
+"""Placeholder for the type of ``numeric`` without a precision, until one is chosen."""
 _COPIED: Final = frozenset(
     {
         *(pg.BOOL, pg.BYTEA, pg.INT2, pg.INT4, pg.INT8, pg.FLOAT4, pg.FLOAT8),
         *(pg.DATE, pg.TIMESTAMP, pg.TIMESTAMPTZ, pg.TEXT, pg.VARCHAR, pg.BPCHAR, pg.NAME, pg.JSON),
     }
 )
-"""Types whose binary form is that of the column here."""
+"""Types whose binary form can be read directly."""
 
 
 class UnrepresentableValue(Exception):
-    """A value that its column's type cannot hold. `value` is its text, cut."""
+    """A value that its column's type cannot hold. `value` is its text, truncated."""
 
     def __init__(self, value: str, why: str) -> None:
         super().__init__(f"{value!r}: {why}")
@@ -54,33 +54,33 @@ class UnrepresentableValue(Exception):
 
 
 class TypeFacts(msgspec.Struct, frozen=True):
-    """A type in the server's catalog."""
+    """A type as the server's catalog describes it."""
 
     oid: int
     name: str
     output: str
-    """Output function, as SQL writes it."""
+    """Name of the output function, as SQL writes it."""
     base: int = 0
-    """Base type of a domain; else 0."""
+    """Base type of a domain; 0 for other types."""
     base_modifier: int = -1
     element: int = 0
-    """Element type of a real array; else 0."""
+    """Element type of a true array; 0 for other types."""
     delimiter: str = ","
     labels: tuple[tuple[int, str], ...] = ()
-    """Oid and label of each value of an enum; newer labels have higher oids."""
+    """Oid and label of each value of an enum. Newer labels have higher oids."""
     attributes: tuple[tuple[int, int, int], ...] = ()
     """Number, type and modifier of each attribute of a composite."""
     range_of: int = 0
-    """Type of the bounds of a range; else 0."""
+    """Type of the bounds of a range; 0 for other types."""
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Return the types that its values are made of."""
+        """Return the oids of its component types."""
         return (self.base, self.element, self.range_of, *(kind for _, kind, _ in self.attributes))
 
 
 class ColumnType(msgspec.Struct, frozen=True):
-    """A column's type: PostgreSQL's (no domain) and Spark's."""
+    """A column's type in PostgreSQL (domains resolved) and in Spark."""
 
     oid: int
     spark: str
@@ -90,10 +90,12 @@ class ColumnType(msgspec.Struct, frozen=True):
 def column_type(
     oid: int, modifier: int, types: Mapping[int, TypeFacts], numeric: str
 ) -> ColumnType:
-    """Return the type that holds a column. `numeric`: the type for ``numeric`` without a precision,
-    or with one that no decimal has. An unknown type is held as text."""
+    """Return the type of a column. Unknown types become text.
+
+    `numeric` is the type for ``numeric`` without a precision, or with one that exceeds a decimal's.
+    """
     facts = types.get(oid)
-    for _ in range(16):  # a domain may be based on another
+    for _ in range(16):  # a domain may be based on another domain
         if facts is None or not facts.base:
             break
         modifier = facts.base_modifier if modifier == -1 else modifier
@@ -114,8 +116,8 @@ def column_type(
 
 
 def numeric_held_by(spark: str) -> str:
-    """Return the type in which a column of that type here holds ``numeric`` without a precision, by
-    itself or as an array's element.
+    """Return the type in which a local column holds ``numeric`` without a precision, itself or as
+    an array's element.
 
     >>> numeric_held_by("ARRAY<DECIMAL(9, 2)>"), numeric_held_by("string"), numeric_held_by("int")
     ('decimal(9,2)', 'string', 'numeric')
@@ -131,11 +133,11 @@ def numeric_held_by(spark: str) -> str:
 
 
 def from_text(texts: pa.Array, kind: ColumnType) -> pa.Array:
-    """Convert a column of output functions' texts (large_binary). Raises
+    """Convert a column of texts from output functions (large_binary). Raises
     `UnrepresentableValue`."""
     held = arrow_type(kind.spark)
     try:
-        # A server's message bounds what an array has.
+        # The size of the server's messages limits the size of arrays.
         return parse_text_column(texts, held, "UTC", Rounding.NONE, MESSAGE_BYTES_MAX)
     except ColumnError as error:
         raise _unrepresentable(error, held) from None
@@ -146,7 +148,7 @@ def _unrepresentable(error: ColumnError, held: pa.DataType) -> UnrepresentableVa
         held = held.value_type
     match error.error.sqlstate:
         case sqlstate.TIME_OUT_OF_RANGE:
-            why = "only years 1 to 9999 can be held, no infinite ones"
+            why = "only finite values in years 1 to 9999 can be represented"
         case sqlstate.NUMBER_OUT_OF_RANGE if pa.types.is_decimal(held):
             why = f"it does not fit decimal({held.precision},{held.scale}) exactly"
         case sqlstate.NOT_IN_ENCODING:
@@ -157,17 +159,18 @@ def _unrepresentable(error: ColumnError, held: pa.DataType) -> UnrepresentableVa
 
 
 def copy_expression(name: str, kind: ColumnType) -> str:
-    """Return the expression that COPY selects for a column of that quoted name: its value, or its
-    text."""
+    """Return the expression that COPY selects for the column with this quoted name: its value or
+    its text."""
     if kind.oid in _COPIED:
         return name
-    # Changes bring the output function's text, which a cast to text is not always (inet, char).
+    # Use the output function, as changes do: a cast to text gives another text for some types
+    # (inet, char).
     return f"pg_catalog.textin({kind.output}({name}))"
 
 
 def from_binary(data: ByteValues, values: TupleValues, kind: ColumnType) -> pa.Array:
-    """Convert a column selected by `copy_expression`. Raises `UnrepresentableValue`."""
-    # `copy_expression` has asked for its text.
+    """Convert a column that was selected with `copy_expression`. Raises `UnrepresentableValue`."""
+    # `copy_expression` selected its text.
     if kind.oid not in _COPIED:
         return from_text(column(data, values), kind)
     held = arrow_type(kind.spark)

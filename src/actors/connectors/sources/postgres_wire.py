@@ -1,7 +1,7 @@
-"""One connection to PostgreSQL on the event loop: simple queries, and COPY.
+"""One connection to PostgreSQL on the event loop, for simple queries and COPY.
 
-psycopg connects, and libpq answers simple queries, without blocking. `postgres_copy` reads the rows
-of a COPY.
+psycopg connects, and libpq runs simple queries, without blocking. `postgres_copy` reads the rows of
+a COPY.
 """
 
 from __future__ import annotations
@@ -30,34 +30,36 @@ from actors.connectors.sources.postgres_errors import (
 from actors.connectors.sources.source import SourceUnreachable
 
 _FAILED: Final = "connection failed: "
-"""Prefix of psycopg before libpq's own text."""
+"""Prefix that psycopg adds to libpq's own error text."""
 
 
 class PostgresConnection:
-    """One connection, for one task at a time (but for `CopyStream.send`)."""
+    """A connection that one task uses at a time (except for `CopyStream.send`)."""
 
     def __init__(self, opened: AsyncConnection[Any]) -> None:
-        # Kept, since psycopg warns of a connection that is open when nothing refers to it.
+        # Kept alive, because psycopg warns about an open connection that is garbage-collected.
         self._opened = opened
         self._connection = connection = opened.pgconn
-        # Else psycopg logs the server's notices.
+        # Without this, psycopg logs the server's notices.
         connection.notice_handler = None
         connection.nonblocking = 1
+        # The COPY in progress, or the last one; None before the first.
         self._copy: CopyStream | None = None
         self._asked = False
-        """True if a query's answers were not all read, since its caller was cancelled."""
+        """True while results of a query are unread, in particular after its caller was
+        cancelled."""
         self._beginning = False
-        """True from a COPY's request to its start."""
+        """True from the request of a COPY until it starts."""
 
     @classmethod
     async def connect(cls, parameters: Mapping[str, str]) -> PostgresConnection:
-        """Connect with these parameters. Raises `SourceUnreachable`."""
+        """Connect with libpq parameters. Raises `SourceUnreachable`."""
         return await cls.open(make_conninfo(**parameters))
 
     @classmethod
     async def open(cls, conninfo: str) -> PostgresConnection:
-        """Connect with libpq's ``key=value`` text or URI. Raises `SourceUnreachable`."""
-        # Not `PGconn.connect`, which holds Python's lock while it waits for a silent host.
+        """Connect with libpq's ``key=value`` string or URI. Raises `SourceUnreachable`."""
+        # `PGconn.connect` would hold the GIL while it waits for a silent host.
         try:
             made = await AsyncConnection.connect(conninfo, autocommit=True)
         except OperationalError as error:
@@ -67,17 +69,19 @@ class PostgresConnection:
 
     @property
     def server_version(self) -> int:
-        """Return the server's version: 150004 for 15.4."""
+        """Return the server's version, such as 150004 for 15.4."""
         return self._connection.server_version
 
     @property
     def server_pid(self) -> int:
-        """Return the id of the server's process that serves this connection."""
+        """Return the id of the server process behind this connection."""
         return self._connection.backend_pid
 
     async def query(self, sql: str) -> list[tuple[str | None, ...]]:
-        """Run simple statements; return the rows of the last one that has any. Raises
-        `ServerRefused`, `SourceUnreachable`."""
+        """Run simple statements and return the rows of the last one that returned any.
+
+        Raises `ServerRefused` and `SourceUnreachable`.
+        """
         connection = self._connection
         rows: list[tuple[str | None, ...]] = []
         error: ServerRefused | None = None
@@ -96,15 +100,17 @@ class PostgresConnection:
         except OperationalError as lost:
             raise connection_lost(str(lost)) from None
         if error is not None:
-            # 57P: the server ends the connection, though libpq may not know yet.
+            # 57P: the server ends the connection, even if libpq does not know it yet.
             if connection.status != ConnStatus.OK or error.sqlstate.startswith("57P"):
                 raise connection_lost(str(error))
             raise error
         return rows
 
     async def copy(self, sql: str, bytes_max: int) -> CopyStream:
-        """Begin a COPY … TO STDOUT or START_REPLICATION, with a buffer of that size. Raises
-        `ServerRefused`, `SourceUnreachable`."""
+        """Start a COPY … TO STDOUT or START_REPLICATION with a buffer of `bytes_max`.
+
+        Raises `ServerRefused` and `SourceUnreachable`.
+        """
         connection = self._connection
         await self._drain()
         if self._copy is not None:
@@ -120,10 +126,10 @@ class PostgresConnection:
         return self._copy
 
     async def _drain(self) -> None:
-        """Read the remaining answers to a cancelled query. Raises `SourceUnreachable`."""
-        # A COPY was cancelled as it began: it is unknown which of its bytes come next.
+        """Read the remaining results of a cancelled query. Raises `SourceUnreachable`."""
+        # A COPY was cancelled while it started, so the next bytes may belong to it.
         if self._beginning:
-            raise connection_lost("a COPY was given up as it began")
+            raise connection_lost("a COPY was cancelled while it started")
         try:
             while self._asked and await next_result(self._connection) is not None:
                 pass
@@ -132,7 +138,7 @@ class PostgresConnection:
         self._asked = False
 
     def close(self) -> None:
-        """Close the connection; may be called twice."""
+        """Close the connection. May be called twice."""
         if self._copy is not None:
             self._copy.end()
             self._copy = None

@@ -1,8 +1,8 @@
-"""Random numbers with random access: the n-th draw of a stream, without those before it.
+"""Random numbers with random access: computes the n-th draw of a stream without the earlier ones.
 
-A generator that draws one number after another can only be resumed by drawing all of them again.
-Here a draw is a hash (SplitMix64's finisher) of the seed, the stream's name and the draw's number:
-the same on every machine and with every version of numpy. Not for cryptography.
+A sequential random generator can only be resumed by drawing all earlier numbers again. Here a draw
+is a hash (SplitMix64's finalizer) of the seed, the stream's name and the draw's number. It is the
+same on every machine and with every version of numpy. Not for cryptography.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def _mixed(number: int) -> int:
 
 
 class DrawStream:
-    """One stream of draws, such as the values of one column."""
+    """One stream of draws, for example the values of one column."""
 
     def __init__(self, seed: int, stream: str) -> None:
         self._key = np.uint64(_mixed((seed & _MASK) ^ _mixed(zlib.crc32(stream.encode()) + 1)))
 
     def bits(self, numbers: Numbers) -> _Bits:
-        """Return 64 bits for each number."""
+        """Return 64 random bits for each draw number."""
         made: _Bits = numbers.astype(np.uint64)
         made *= np.uint64(_STEP)
         made += self._key
@@ -50,29 +50,29 @@ class DrawStream:
         return made
 
     def below(self, numbers: Numbers, bound: int | Numbers) -> Numbers:
-        """Return whole numbers from 0 to ``bound - 1``; `bound` is at most `BELOW_MAX`, and may be
-        an array with one bound for each draw."""
-        # 32 bits times a bound of at most 2**32 stay within 64 bits: no division is needed.
+        """Return integers from 0 to ``bound - 1``. `bound` is at most 2**32, and may be an array
+        with one bound per draw."""
+        # 32 bits times a bound of at most 2**32 stay within 64 bits, so no division is needed.
         limit = np.asarray(bound, np.uint64)
         made = ((self.bits(numbers) >> np.uint64(32)) * limit) >> np.uint64(32)
         return made.astype(np.int64)
 
     def unit(self, numbers: Numbers) -> npt.NDArray[np.float64]:
         """Return floats from 0 (inclusive) to 1 (exclusive)."""
-        # 53 bits are the mantissa of a float.
+        # The mantissa of a float has 53 bits.
         return (self.bits(numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def texts(
         self, numbers: Numbers, length_min: int, length_max: int, letters: bytes = LETTERS
     ) -> pa.Array:
-        """Return texts of random letters, with lengths between the two given."""
+        """Return texts of random letters with lengths from `length_min` to `length_max`."""
         if not len(numbers):
             return pa.array([], pa.string())
         lengths = length_min + self.below(numbers, length_max - length_min + 1)
         ends = np.cumsum(lengths)
         firsts = np.repeat(ends - lengths, lengths)
         places = np.arange(ends[-1], dtype=np.int64) - firsts
-        # Letters are draws of their own, numbered by the text and the place in it.
+        # Letters are draws of their own, numbered by the text and the position in it.
         of = np.repeat(numbers * length_max, lengths) + places
         chosen = DrawStream(int(self._key), "letters").below(of, len(letters))
         data = np.frombuffer(letters, np.uint8)[chosen]
@@ -82,24 +82,24 @@ class DrawStream:
 
 
 def numbered(start: int, stop: int) -> Numbers:
-    """Return the numbers from `start` to ``stop - 1``."""
+    """Return the integers from `start` to ``stop - 1``."""
     return np.arange(start, stop, dtype=np.int64)
 
 
 def decimals(cents: Numbers, kind: pa.DataType) -> pa.Array:
-    """Return decimals of up to 18 digits, from their unscaled values."""
+    """Return decimals of up to 18 digits from their unscaled values."""
     words = np.empty((len(cents), 2), np.int64)
     words[:, 0] = cents
-    # Arrow's decimals have 128 bits, of which the upper 64 repeat the sign.
+    # Arrow's decimals have 128 bits; the upper 64 repeat the sign.
     words[:, 1] = cents >> 63
     return pa.Array.from_buffers(kind, len(cents), [None, pa.py_buffer(words)])
 
 
 def padded(numbers: Numbers, digits: int) -> pa.Array:
-    """Return numbers as text with leading zeros."""
+    """Return the numbers as text with leading zeros."""
     return pa.compute.utf8_lpad(pa.array(numbers).cast(pa.string()), digits, "0")
 
 
 def joined(*parts: pa.Array | str) -> pa.Array:
-    """Return texts that are concatenated row by row."""
+    """Return the texts concatenated row by row."""
     return pa.compute.binary_join_element_wise(*parts, "")

@@ -1,9 +1,9 @@
-"""Bounds of files of text, before Spark reads them: what they decompress to, and their lines.
+"""Limits text files before Spark reads them: their decompressed size and the length of their lines.
 
-Theory of operation. Spark decompresses a file by the suffix of its name, and holds a line as one
-text on the heap of its JVM, which ends for everybody when that is full. So a file is read here
-first, in pieces and to no purpose but counting: a compressed one whole, another one only if it is
-longer than a line may be. It costs a part of what Spark's parser takes.
+Theory of operation. Spark decompresses a file according to its suffix, and holds each line as one
+string on the heap of its JVM, which fails for all users when it is full. So the file is first read
+here in pieces, only to count: a compressed file completely, another one only if it is longer than a
+line may be. This takes a fraction of the time of Spark's parser.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from actors.connectors.sources.parquet_bounds import DecodesTooLarge, DecodingBo
 RECORD_SETTING: Final = "file_record_bytes_max"
 CHUNK_BYTES: Final = 1 << 20
 _CODECS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-"""Arrow's names of Hadoop's codecs, by the suffixes by which Spark chooses them."""
+"""Arrow's names of the codecs, by the suffixes that Hadoop recognizes."""
 _BLOCK_CODECS: Final = (".snappy", ".lz4")
-"""Suffixes of Hadoop's own formats of blocks."""
+"""Suffixes of Hadoop's own block formats."""
 _BLOCK_BYTES_MAX: Final = 64 << 20
 _PLAIN_ENCODINGS: Final = ("utf-8", "ascii", "iso8859-1", "cp1252")
-"""Encodings in which a byte of a line's end is nothing else."""
+"""Encodings in which the bytes of a line ending never occur within another character."""
 
 
 def check_text(
     path: str, kind: str, options: Mapping[str, str], bound: DecodingBound, record_bytes_max: int
 ) -> None:
-    """Raise `DecodesTooLarge` for a CSV or JSON file that decompresses to more than it may, or
-    holds a longer record; OSError for one that cannot be read."""
+    """Raise `DecodesTooLarge` for a CSV or JSON file that exceeds the limits when decompressed, or
+    has a record longer than `record_bytes_max`. Raises OSError if it cannot be read."""
     size = os.stat(path).st_size
     suffix = PurePath(path).suffix.lower()
     packed = _is_packed(path)
-    # Nothing in it can be longer than the whole.
+    # No record can be longer than the file.
     if not packed and size <= record_bytes_max:
         return
     given = {name.lower(): value for name, value in options.items()}
@@ -48,7 +48,7 @@ def check_text(
     for chunk in _decompressed(path, suffix):
         decoded += len(chunk)
         if packed:
-            bound.check("it", decoded, size)
+            bound.check("the file", decoded, size)
         if streams_lines:
             meter.see(chunk)
 
@@ -56,12 +56,13 @@ def check_text(
 def own_options(
     kind: str, options: Sequence[tuple[str, str]], paths: Sequence[str], record_bytes_max: int
 ) -> tuple[tuple[str, str], ...]:
-    """Return further options for Spark's reader that bound what it holds of a record: in CSV with
-    `multiLine` no line's end does."""
+    """Return additional options for Spark's reader that limit its memory per record. They are
+    needed for CSV with `multiLine`, where line endings do not limit a record."""
     given = {name.lower(): value for name, value in options}
     if kind != "csv" or not _is_true(given, "multiline") or "maxcharspercolumn" in given:
         return ()
-    # The parser makes room for so many at once: only where a value can be that long.
+    # The parser allocates this many characters in advance, so set it only if a value can be that
+    # long.
     if not any(_is_packed(path) or os.stat(path).st_size > record_bytes_max for path in paths):
         return ()
     return (("maxCharsPerColumn", str(record_bytes_max)),)
@@ -72,7 +73,8 @@ def _is_packed(path: str) -> bool:
 
 
 def longest_line(path: str, record_bytes_max: int) -> None:
-    """Raise `DecodesTooLarge` for a plain file with a longer line."""
+    """Raise `DecodesTooLarge` for an uncompressed file with a line longer than
+    `record_bytes_max`."""
     if os.stat(path).st_size > record_bytes_max:
         meter = _LineMeter((b"\n",), record_bytes_max, whole=False)
         for chunk in _decompressed(path, ""):
@@ -80,18 +82,18 @@ def longest_line(path: str, record_bytes_max: int) -> None:
 
 
 class _LineMeter:
-    """Finds a line that is too long, in pieces shorter than it."""
+    """Detects a line that is too long, reading pieces shorter than the limit."""
 
     def __init__(self, ends: tuple[bytes, ...], bytes_max: int, *, whole: bool) -> None:
         self._ends = ends
         self._bytes_max = bytes_max
         self._whole = whole
         self._line = 0
-        """Bytes since the last end of a line."""
+        """Number of bytes since the last line ending."""
 
     def see(self, chunk: bytes) -> None:
-        """Count a further piece. Raises `DecodesTooLarge`."""
-        # Then no line lies within a piece that is too long.
+        """Count another piece. Raises `DecodesTooLarge`."""
+        # Pieces are at most as long as the limit, so no line within a piece exceeds it.
         for start in range(0, len(chunk), self._bytes_max):
             self._see(chunk[start : start + self._bytes_max])
 
@@ -100,7 +102,7 @@ class _LineMeter:
         first = min((place for place in places if place >= 0), default=-1)
         self._line += len(piece) if first < 0 else first
         if self._line > self._bytes_max:
-            what = "a file that is one record" if self._whole else "a line"
+            what = "a file that is a single record" if self._whole else "a line"
             raise DecodesTooLarge(
                 f"{what} has more than {self._bytes_max} bytes ({RECORD_SETTING})"
             )
@@ -122,14 +124,14 @@ def _decompressed(path: str, suffix: str) -> Iterator[bytes]:
     except (zlib.error, OSError, ValueError, pa.ArrowException) as error:
         if isinstance(error, FileNotFoundError):
             raise
-        raise DecodesTooLarge(f"it cannot be decompressed: {error}") from None
+        raise DecodesTooLarge(f"the file cannot be decompressed: {error}") from None
 
 
 def _inflated(path: str) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while data := file.read(CHUNK_BYTES):
             inflater = zlib.decompressobj()
-            # In pieces: what one piece of the file decompresses to is not bounded.
+            # In pieces, because there is no limit to what one piece of the file decompresses to.
             while not inflater.eof:
                 yield inflater.decompress(data, CHUNK_BYTES)
                 data = inflater.unconsumed_tail or file.read(CHUNK_BYTES)
@@ -140,21 +142,23 @@ def _inflated(path: str) -> Iterator[bytes]:
 
 
 def _unblocked(path: str, suffix: str) -> Iterator[bytes]:
-    """Yield what Hadoop's blocks decompress to: each is the length of that, and compressed chunks
-    with their own lengths."""
+    """Yield the decompressed contents of Hadoop's blocks. A block starts with its decompressed
+    length, followed by compressed chunks with their own lengths."""
     codec = pa.Codec("snappy" if suffix == ".snappy" else "lz4_raw")
     with open(path, "rb") as file:
         while head := file.read(4):
             left = int.from_bytes(head, "big")
             if left > _BLOCK_BYTES_MAX:
-                raise DecodesTooLarge(f"a block announces {left} bytes")
+                raise DecodesTooLarge(f"a compressed block declares {left} bytes")
             while left > 0:
                 length = int.from_bytes(file.read(4), "big")
                 data = file.read(min(length, _BLOCK_BYTES_MAX))
-                # Snappy tells the length itself, and of LZ4 a block is one chunk.
+                # Snappy data contains its length; with LZ4, a block is a single chunk.
                 size = _leading_varint(data) if suffix == ".snappy" else left
                 if not data or not 0 < size <= left:
-                    raise DecodesTooLarge("a block is cut off, or not what it announces")
+                    raise DecodesTooLarge(
+                        "a compressed block is truncated, or does not match its declared length"
+                    )
                 chunk = codec.decompress(data, size, asbytes=True)
                 yield chunk
                 left -= len(chunk)
@@ -175,14 +179,14 @@ def _line_ends(given: Mapping[str, str]) -> tuple[bytes, ...]:
 
 
 def _is_whole(kind: str, given: Mapping[str, str]) -> bool:
-    """Return whether lines do not bound what a reader holds."""
+    """Return whether the reader's memory is not limited by line endings."""
     if kind == "json" and _is_true(given, "multiline"):
         return True
     encoding = given.get("encoding", given.get("charset", "utf-8"))
     try:
         return codecs.lookup(encoding).name not in _PLAIN_ENCODINGS
     except LookupError:
-        # Java may know it.
+        # Java may know this encoding.
         return True
 
 

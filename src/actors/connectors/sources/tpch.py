@@ -1,10 +1,10 @@
-"""TPC-H: all eight tables at a scale factor, then refresh functions, pair by pair.
+"""TPC-H: all eight tables at a scale factor, followed by pairs of refresh functions.
 
-Theory of operation. Orders are numbered in the order of their creation: the first are the
+Theory of operation. Orders are numbered in the order of their creation. The first ones are the
 benchmark's own, which `tpchgen-cli` writes as Parquet files into the scratch folder; later ones are
-generated here (`NewOrders`). Refresh function 1 (even events) appends to this range, refresh
-function 2 (odd events) removes from its beginning, both with lineitems, each a transaction of its
-own. After each pair there are as many orders as at first.
+generated here (`NewOrders`). Refresh function 1 (even events) appends to this range, and refresh
+function 2 (odd events) removes from its start, both including lineitems. Each is a transaction of
+its own. After each pair there are as many orders as initially.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ SCHEMAS: Final[dict[str, TableSchema]] = {
     ),
     "partsupp": _schema(
         "ps_partkey key, ps_suppkey key, ps_availqty int, ps_supplycost money, ps_comment text",
-        "",  # at small scales the benchmark's data have pairs that come twice
+        "",  # at small scales the benchmark's data contains duplicate pairs
     ),
     "region": _schema("r_regionkey key, r_name text, r_comment text", "r_regionkey"),
     "supplier": _schema(
@@ -87,21 +87,21 @@ SCHEMAS: Final[dict[str, TableSchema]] = {
         "s_suppkey",
     ),
 }
-"""Schemas of the eight tables."""
+"""Schemas of the eight tables, by name."""
 
 FIRST_DATE: Final = 8035
 """1992-01-01, in days since the epoch."""
 LAST_ORDER_DATE: Final = 10_440
-"""1998-08-02: 151 days before the last date of all."""
+"""1998-08-02, 151 days before the last date in the data."""
 TODAY: Final = 9298
-"""1995-06-17: lines received by then may have been returned."""
+"""1995-06-17. Lines received by this day may have been returned."""
 PRIORITIES: Final = ("1-URGENT", "2-HIGH", "3-MEDIUM", "4-NOT SPECIFIED", "5-LOW")
 INSTRUCTIONS: Final = ("DELIVER IN PERSON", "COLLECT COD", "NONE", "TAKE BACK RETURN")
 MODES: Final = ("REG AIR", "AIR", "RAIL", "SHIP", "TRUCK", "MAIL", "FOB")
 LINES_MAX: Final = 7
 COMMENTS: Final = 4096
 _WORDS_EACH: Final = 24
-"""Number of words, more than the longest comment has."""
+"""Number of words drawn per comment, more than the longest comment has."""
 _WORDS: Final = (
     "furiously carefully quickly slyly blithely even final ironic special express regular pending "
     "silent bold foxes ideas theodolites pinto-beans instructions dependencies excuses platelets "
@@ -110,11 +110,12 @@ _WORDS: Final = (
 
 
 def order_keys(numbers: Numbers, orders: int) -> Numbers:
-    """Return the keys of orders by their numbers, where `orders` existed at first."""
+    """Return the keys of orders by their numbers. `orders` is the initial number of orders."""
     place = numbers % orders + 1
     turn = numbers // orders
-    # Sparse keys: of each 32 numbers the first eight belong to the first orders, and the next three
-    # eights to later ones, in turns: one eight each time that all orders have been replaced.
+    # Keys are sparse: of every 32 keys, the first eight are for the initial orders, and the next
+    # three groups of eight for later orders, in turn. The group changes whenever all orders have
+    # been replaced.
     eight = np.where(turn == 0, 0, 1 + (turn - 1) % 3)
     return (place >> 3 << 5) | (eight << 3) | (place & 7)
 
@@ -128,7 +129,7 @@ def _comments(seed: int) -> dict[str, pa.Array]:
 
 
 def _pool(draws: DrawStream, length_min: int, length_max: int) -> pa.Array:
-    """Return comments of words, with lengths between the two, but for a space at the end."""
+    """Return comments of random words, with lengths in this range except for trailing spaces."""
     words = np.array(_WORDS.split())
     chosen = words[draws.below(numbered(0, COMMENTS * _WORDS_EACH), len(words))]
     lengths = length_min + draws.below(~numbered(0, COMMENTS), length_max - length_min + 1)
@@ -140,9 +141,9 @@ def _pool(draws: DrawStream, length_min: int, length_max: int) -> pa.Array:
 class NewOrders:
     """Generates orders and lineitems by number, at a scale factor.
 
-    An order is a function of its number (from 0, in order of creation), so that its retraction
-    repeats it exactly. Distributions, keys, prices and dates are those of the specification's
-    clause 4.2.3; comments are made of its words, and come from a pool.
+    An order is a function of its number (from 0, in the order of creation), so its retraction
+    repeats it exactly. Distributions, keys, prices and dates are those of clause 4.2.3 of the
+    specification. Comments consist of its words, and are taken from a pool.
     """
 
     def __init__(self, seed: int, scale: float, orders: int) -> None:
@@ -158,7 +159,8 @@ class NewOrders:
         return DrawStream(self._seed, stream)
 
     def rows(self, start: int, stop: int) -> dict[str, pa.Table]:
-        """Return orders `start` to ``stop - 1`` and their lineitems, in the types of `SCHEMAS`."""
+        """Return orders `start` to ``stop - 1`` and their lineitems, with the types of
+        `SCHEMAS`."""
         orders = numbered(start, stop)
         keys = order_keys(orders, self._orders)
         dates = FIRST_DATE + self._draws("date").below(orders, LAST_ORDER_DATE - FIRST_DATE + 1)
@@ -190,8 +192,8 @@ class NewOrders:
     def _lines(
         self, lines: Numbers, ordered: Numbers
     ) -> tuple[list[pa.Array | np.ndarray], Numbers, np.ndarray]:
-        """Return the columns of lineitem but for the order's key and the line's number; the prices
-        in cents, taxed; and which lines are not shipped yet."""
+        """Return the columns of lineitem except for the order key and the line number, the prices
+        in cents including tax, and which lines are not shipped yet."""
         part = 1 + self._draws("part").below(lines, self._parts)
         nth, many = self._draws("supplier").below(lines, 4), self._suppliers
         supplier = (part + nth * (many // 4 + (part - 1) // many)) % many + 1
@@ -240,7 +242,7 @@ def _table(name: str, columns: list[pa.Array | np.ndarray]) -> pa.Table:
 
 
 def weighed(rows: pa.Table, diff: int) -> pa.Table:
-    """Return the rows with that `DIFF`."""
+    """Return the rows with this `DIFF`."""
     diffs = pa.array(np.full(rows.num_rows, diff, np.int64))
     return rows.append_column(pa.field(DIFF, pa.int64()), diffs)
 
@@ -251,39 +253,41 @@ TOOL: Final = "tpchgen-cli"
 ORDERS: Final = 1_500_000
 """Number of orders at scale factor 1."""
 REFRESH_ORDERS: Final = 1_500
-"""Orders per refresh function, at scale factor 1."""
+"""Number of orders per refresh function, at scale factor 1."""
 ORDERS_AT_ONCE: Final = 10_000
-"""Orders of a piece, with about four times as many lineitems."""
+"""Number of orders in a piece, with about four times as many lineitems."""
 GROUPS_KEPT: Final = 2
-"""Row groups of a file that are kept decoded."""
+"""Number of decoded row groups that are cached per file."""
 SCALE_MAX: Final = 1_000.0
 REFRESHED: Final = ("orders", "lineitem")
 _KEYS: Final = {"orders": "o_orderkey", "lineitem": "l_orderkey"}
 
 
 class TpchConfig(GeneratorConfig, frozen=True, kw_only=True, tag="tpch"):
-    """An event is a refresh function."""
+    """Configuration of a TPC-H generator. An event is a refresh function."""
 
     scale: float = 0.01
     orders_per_refresh: int | None = None
-    """Orders per refresh function; None: a thousandth of all orders, as in the benchmark."""
+    """Number of orders per refresh function. None: a thousandth of all orders, as in the
+    benchmark."""
 
     def check(self) -> None:
-        """See `GeneratorConfig.check`."""
+        """Raise `InvalidUsage` if an option is out of range."""
         super().check()
         if not 0.001 <= self.scale <= SCALE_MAX:
-            raise InvalidUsage(f"scale = {self.scale}: must be from 0.001 to {SCALE_MAX}")
+            raise InvalidUsage(f"invalid scale {self.scale}: expected 0.001 to {SCALE_MAX}")
         if self.orders_per_refresh is not None:
             at_least(self, orders_per_refresh=1)
             if self.orders_per_refresh > int(ORDERS * self.scale):
                 raise InvalidUsage(
-                    f"orders_per_refresh = {self.orders_per_refresh}: at scale {self.scale} there "
-                    f"are {int(ORDERS * self.scale)} orders"
+                    f"invalid orders_per_refresh {self.orders_per_refresh}: at scale {self.scale} "
+                    f"there are only {int(ORDERS * self.scale)} orders"
                 )
 
 
 class TpchSeries:
-    """The series: event ``2 n`` inserts the n-th set of orders, ``2 n + 1`` deletes the oldest."""
+    """Event ``2 n`` inserts the n-th set of new orders; event ``2 n + 1`` deletes the oldest
+    set."""
 
     exports = tuple(SourceExport(name, schema) for name, schema in SCHEMAS.items())
     turns = 1.0
@@ -295,13 +299,15 @@ class TpchSeries:
         self._orders = int(ORDERS * config.scale)
         self._each = config.orders_per_refresh or max(1, int(REFRESH_ORDERS * config.scale))
         self._new = NewOrders(config.seed, config.scale, self._orders)
+        # Files of the benchmark's data, by table; empty until `prepare`.
         self._tables: dict[str, _Table] = {}
         self.events_at_once = max(1, ORDERS_AT_ONCE // self._each // 2 * 2)
 
     async def prepare(self, at: int, wanted: AbstractSet[str]) -> None:
-        """See `EventSeries`. Generates the files that are still needed."""
+        """Generate the files that are still needed after `at` events. Raises `InvalidUsage` and
+        `SourceUnreachable`."""
         tables = set(wanted)
-        # Once the first orders are all deleted, no file of theirs is needed to delete them.
+        # Once all initial orders have been deleted, their files are no longer needed.
         if self._range(at)[0] >= self._orders:
             tables -= set(REFRESHED)
         elif tables & set(REFRESHED):
@@ -312,14 +318,14 @@ class TpchSeries:
         self._tables = await self._clock.run_blocking(lambda: self._opened(tables))
 
     def contents(self, at: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
-        """See `EventSeries`."""
+        """Yield all rows of the wanted tables after `at` events."""
         for name in sorted(wanted - set(REFRESHED)):
             for rows in self._tables[name].all():
                 yield SourceRows(name, weighed(rows, 1))
         yield from self._weighed(*self._range(at), 1, wanted)
 
     def changes(self, start: int, stop: int, wanted: AbstractSet[str]) -> Iterator[SourceRows]:
-        """See `EventSeries`."""
+        """Yield the orders and lineitems that these events insert or delete."""
         for event in range(start, stop):
             first = event // 2 * self._each
             if event % 2 == 0:
@@ -327,7 +333,7 @@ class TpchSeries:
             yield from self._weighed(first, first + self._each, 1 - event % 2 * 2, wanted)
 
     async def release(self) -> None:
-        """See `EventSeries`."""
+        """Remove the generated files."""
         self._tables = {}
         with anyio.CancelScope(shield=True):
             folder = self._folder
@@ -336,7 +342,7 @@ class TpchSeries:
     # -- orders by number -------------------------------------------------------------------------
 
     def _range(self, at: int) -> tuple[int, int]:
-        """Return the orders that exist after `at` events: from one number up to another."""
+        """Return the range of order numbers that exist after `at` events."""
         return at // 2 * self._each, self._orders + (at + 1) // 2 * self._each
 
     def _weighed(
@@ -349,7 +355,7 @@ class TpchSeries:
             end = min(stop, start + ORDERS_AT_ONCE)
             if start < self._orders:
                 end = min(end, self._orders)
-                # Among the first orders keys ascend with the numbers.
+                # Among the initial orders, keys ascend with the numbers.
                 first, last = order_keys(numbered(start, end), self._orders)[[0, -1]].tolist()
                 rows = {
                     name: self._tables[name].between(_KEYS[name], first, last)
@@ -366,13 +372,13 @@ class TpchSeries:
     # -- the benchmark's own data -----------------------------------------------------------------
 
     async def _generate(self, tables: AbstractSet[str]) -> None:
-        # The environment's own tool, even if PATH does not contain it.
-        beside = Path(sys.executable).parent / TOOL
-        tool = str(beside) if beside.is_file() else shutil.which(TOOL)
+        # Prefer the environment's own tool, even if PATH does not contain it.
+        bundled = Path(sys.executable).parent / TOOL
+        tool = str(bundled) if bundled.is_file() else shutil.which(TOOL)
         if tool is None:
             raise InvalidUsage(
-                f"TPC-H data are made by {TOOL}, which is not installed: "
-                "pip install 'penstock-views[tpch]'"
+                f"TPC-H data is generated by {TOOL}, which is not installed: pip install "
+                "'penstock-views[tpch]'"
             )
         folder = self._folder
         await self._clock.run_blocking(lambda: folder.mkdir(parents=True, exist_ok=True))
@@ -384,7 +390,8 @@ class TpchSeries:
             said = getattr(error, "stderr", b"") or str(error).encode()
             raise SourceUnreachable(
                 f"{TOOL} failed: {said.decode(errors='replace').strip()[-500:]}",
-                f"it needs about {self._config.scale:g} GB in {self._folder.parent}",
+                f"check that {self._folder.parent} has about {self._config.scale:g} GB of free "
+                "space",
             ) from None
 
     def _opened(self, tables: AbstractSet[str]) -> dict[str, _Table]:
@@ -392,27 +399,28 @@ class TpchSeries:
         if "orders" in found and found["orders"].rows != self._orders:
             raise InvalidUsage(
                 f"{TOOL} made {found['orders'].rows} orders at scale {self._config.scale}, "
-                f"expected were {self._orders}: choose a scale with three digits"
+                f"expected {self._orders}: choose a scale with three digits"
             )
         return found
 
 
 class _Table:
-    """A file of the benchmark's data, in our types. Blocking."""
+    """A file of the benchmark's data, with the types of `SCHEMAS`. Blocking."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._shape = SCHEMAS[name].arrow()
         self._file = pq.ParquetFile(path)
         self.rows: int = self._file.metadata.num_rows
+        # Decoded row groups, least recently used first.
         self._kept: OrderedDict[int, pa.Table] = OrderedDict()
 
     def all(self) -> Iterator[pa.Table]:
-        """Yield all rows, a row group at a time."""
+        """Yield all rows, one row group at a time."""
         for number in range(self._file.num_row_groups):
             yield self._group(number)
 
     def between(self, column: str, first: int, last: int) -> pa.Table:
-        """Return rows by a key that they are sorted by, from one value to another."""
+        """Return the rows whose `column` is between two values. The file must be sorted by it."""
         found = []
         place = self._shape.get_field_index(column)
         for number in range(self._file.num_row_groups):

@@ -1,26 +1,28 @@
-"""A log of framed change records as a source: `penstock wal push` writes it, acceptors keep it.
+"""Ingests a log of framed change records, which `penstock wal push` writes and acceptors store.
 
-Theory of operation. `wal.following` reads committed records from any acceptor that has them, and
-here they become changes, with a position after the last whole record. The position becomes durable
-together with the rows, so each record is in its table exactly once, whenever the service was
-killed. Acceptors are told afterwards, and may remove the log before it.
+Theory of operation. `wal.following` reads committed records from any acceptor that has them. They
+are decoded into changes, with a position after the last complete record. The position becomes
+durable together with the rows, so each record is in its table exactly once, no matter when the
+service crashes. Afterwards the position is reported to the acceptors, which may then remove the log
+before it.
 
-A log has no first contents: a table that was added later is filled by reading the log from its
-begin once more, for the new tables alone, up to the position. Meanwhile the others wait.
+A log has no snapshot. A table that is added later is filled by reading the log from its start
+again, up to the position, for the new tables alone. The others wait meanwhile.
 
-Bytes come in order, in pieces of any size; each whole record is one change of one table. The rows
-of a piece are given at once, by table, then a mark at the place after the last record. A mark's
-position never falls.
+Bytes arrive in order, in pieces of any size; each complete record is one change of one table. The
+rows of a piece are returned by table, followed by a mark at the end of the last record. Positions
+of marks never decrease.
 
 Errors:
-- a row that its table cannot hold fails that table (`ExportFailed`); the others go on;
-- a record that is no change, one of a table that is not declared (unless such are skipped), and
-  a log that is broken or not ours have no meaning here, so the source *stops* before them: all
-  changes before are given, with a mark; then `stopped` has the reason;
-- lasting errors are reported and retried all the same: all acceptors have removed the log at the
-  position; a table that was added needs a begin that was removed (that table fails).
+- A row that does not fit its table fails that table (`ExportFailed`). The others continue.
+- At a record that is not a change, a record of an undeclared table (unless these are skipped), or a
+  log that is corrupt or not ours, the source *stops*. All changes before it are returned, with a
+  mark; then `stopped` has the reason.
+- Permanent errors are retried like all others. They are: all acceptors have removed the log at the
+  position, or a table is to be filled from a part of the log that was removed (then that table
+  fails).
 
-Declared tables that are not wanted are skipped.
+Declared tables that are not ingested are skipped.
 """
 
 from __future__ import annotations
@@ -55,14 +57,14 @@ from actors.wal.framing import FramedPayload, RecordDecoder
 from actors.wal.lsn import lsn_text, parse_lsn
 
 RECREATE_HINT: Final = (
-    "the log cannot be changed: create another source whose `tables` can hold it, or drop this "
-    "table here"
+    "the log cannot be changed: create another source whose `tables` fit the records, or drop "
+    "this table here"
 )
 _SHOWN: Final = 200
 
 
 class _Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record's payload: see `wal.pushing`."""
+    """The payload of a record; `wal.pushing` describes the format."""
 
     table: str
     row: msgspec.Raw
@@ -70,7 +72,7 @@ class _Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WalPosition(msgspec.Struct, frozen=True):
-    """A position: everything before `lsn` was taken, into these tables."""
+    """A position: everything before `lsn` has been ingested into these tables."""
 
     lsn: str
     timeline: str
@@ -78,31 +80,34 @@ class WalPosition(msgspec.Struct, frozen=True):
 
     @property
     def at(self) -> int:
-        """Return `lsn` as a number."""
+        """Return the LSN as a number."""
         return parse_lsn(self.lsn)
 
     def text(self) -> str:
-        """Return the text that `read_position` parses."""
+        """Return the position as text, for `read_position`."""
         return msgspec.json.encode(self).decode()
 
 
 def read_position(text: str, config: WalConfig) -> WalPosition:
-    """Parse a position. Raises `InvalidUsage` for another text, or a position of another log."""
+    """Parse the text of a position. Raises `InvalidUsage` for an invalid one, or one of another
+    log."""
     try:
         found = msgspec.json.decode(text, type=WalPosition)
         parse_lsn(found.lsn)
     except (msgspec.DecodeError, InvalidUsage) as error:
-        raise InvalidUsage(f"{text[:100]!r} is no position of a source of a log: {error}") from None
+        raise InvalidUsage(
+            f"invalid position of a source of kind wal {text[:100]!r}: {error}"
+        ) from None
     if found.timeline != config.timeline:
         raise InvalidUsage(
-            f"this is timeline {config.timeline}; what is here came from {found.timeline}: name "
-            "that one, or drop the source and create it again"
+            f"this is timeline {config.timeline}, but the ingested data comes from timeline "
+            f"{found.timeline}: use that one, or drop the source and create it again"
         )
     return found
 
 
 def _with_further(declared: TableSchema, schema: TableSchema) -> TableSchema:
-    """Return the columns that records may have: those declared, and those that the table was given
+    """Return the columns that records may have: the declared ones, and those added to the table
     since."""
     further = tuple(each for each in schema.columns if each.name not in declared.names)
     return TableSchema((*declared.columns, *further))
@@ -112,8 +117,11 @@ _CHANGES: Final = msgspec.json.Decoder(_Change)
 
 
 class WalChanges:
-    """Decodes a log from `lsn` on. `fills`: the tables that the mark at `until_lsn` fills; no other
-    mark comes before it. `until_lsn` 0: no end."""
+    """Decodes a log from `lsn` on.
+
+    The mark at `until_lsn` fills the tables in `fills`, and is the first mark. An `until_lsn` of 0
+    means no limit.
+    """
 
     def __init__(
         self,
@@ -125,13 +133,14 @@ class WalChanges:
         fills: Sequence[str] = (),
         until_lsn: int = 0,
     ) -> None:
-        """Make a decoder. `tables`: those that positions name. Raises `InvalidUsage` when they are
-        too many."""
+        """Make a decoder. `tables` are the tables that positions name. Raises `InvalidUsage` if
+        they are too many."""
         self._timeline = config.timeline
         skips = config.undeclared == "skip"
         self._skips = skips
         declared = config.schemas()
         self._declared = frozenset(declared)
+        # Rows of each table since the last call of `take`; a failed table is removed.
         self._rows = {
             export.name: RowsOfTable(
                 _with_further(declared[export.name], export.schema), export.schema, skips=skips
@@ -142,21 +151,24 @@ class WalChanges:
         self._tables = tuple(tables)
         self._fills = tuple(fills)
         self._until_lsn = until_lsn
+        # Failures that `take` has not returned yet.
         self._failed: list[ExportFailed] = []
+        # End of the last complete record.
         self.lsn = lsn
         self.stopped: SourceUnreachable | None = None
-        """Reason why no more can be given."""
+        """Reason why decoding has stopped; None while it continues."""
         self.records = 0
-        """Records taken since the last mark."""
+        """Records decoded since the last mark."""
         if len(self.mark().position) > POSITION_BYTES_MAX:
             raise InvalidUsage(
-                f"the names of {len(self._tables)} tables make a position of more than "
-                f"{POSITION_BYTES_MAX} bytes: make several sources"
+                f"too many tables in one source: the names of {len(self._tables)} tables make a "
+                f"position of more than {POSITION_BYTES_MAX} bytes; split them over several "
+                "sources"
             )
 
     @property
     def is_filling(self) -> bool:
-        """Return whether it reads for tables that were added, up to the position of the others."""
+        """Return whether this decoder fills added tables, up to the position of the others."""
         return self._until_lsn > 0
 
     @property
@@ -165,18 +177,18 @@ class WalChanges:
         return 0 < self._until_lsn <= self.lsn
 
     def mark(self, filled: Sequence[str] = ()) -> PositionMark:
-        """Return a mark at the current place."""
+        """Return a mark at the current position, which fills `filled`."""
         position = WalPosition(lsn_text(self.lsn), self._timeline, self._tables)
         names = (*self._fills, *filled)
         return PositionMark(position.text(), messages=self.records, filled=names)
 
     def take(self, wal: bytes) -> list[Given]:
-        """Decode the next bytes of the log; return the changes that are whole now."""
+        """Decode the next bytes of the log, and return the changes that are now complete."""
         begin_lsn = self.lsn
         try:
             self._take(self._decoder.payloads(wal))
         except CorruptData as error:
-            self._stop(str(error), "is this the timeline that penstock wal push writes?")
+            self._stop(str(error), "check that this timeline was written by penstock wal push")
         given: list[Given] = []
         for name, rows in list(self._rows.items()):
             if len(rows):
@@ -197,7 +209,7 @@ class WalChanges:
     def give_up(self, error: str, hint: str) -> list[Given]:
         """Return failures of the tables that are being filled, and the mark that ends the
         filling."""
-        # The other tables go on from the position.
+        # The other tables continue from the position.
         self.lsn = self._until_lsn
         failed = [ExportFailed(name, error, hint) for name in self._fills]
         return [*failed, self.mark()]
@@ -210,29 +222,29 @@ class WalChanges:
             self.records += 1
 
     def _change(self, framed: FramedPayload) -> bool:
-        """Decode a record; return False to stop before it."""
+        """Decode a record. Return False to stop before it."""
         try:
             change = _CHANGES.decode(framed.payload)
         except (msgspec.DecodeError, RecursionError) as error:
             shown = framed.payload[:_SHOWN].decode(errors="replace")
             return self._stop(
-                f"the record at {lsn_text(self.lsn)} is no change: {error}: {shown}",
-                "records are written by penstock wal push; to go on behind it, create the source "
-                f"again with start_lsn={lsn_text(framed.end_lsn)}",
+                f"the record at {lsn_text(self.lsn)} is not a change: {error}: {shown}",
+                "expected records written by penstock wal push; to continue after this one, "
+                f"create the source again with start_lsn={lsn_text(framed.end_lsn)}",
             )
         rows = self._rows.get(change.table)
         if rows is None:
             if self._skips or change.table in self._declared:
                 return True
             return self._stop(
-                f"the record at {lsn_text(self.lsn)} is of table {change.table[:_SHOWN]!r}, which "
-                f"is not declared: {', '.join(sorted(self._declared))} are",
-                "create the source again, with that table in `tables`, or with undeclared=skip",
+                f"the record at {lsn_text(self.lsn)} belongs to table {change.table[:_SHOWN]!r}, "
+                f"which is not declared (declared: {', '.join(sorted(self._declared))})",
+                "create the source again, with that table in `tables` or with undeclared=skip",
             )
         if not change.diff:
             return self._stop(
-                f"the record at {lsn_text(self.lsn)} is no change: its diff is 0",
-                "records are written by penstock wal push",
+                f"the record at {lsn_text(self.lsn)} is not a change: its diff is 0",
+                "expected records written by penstock wal push",
             )
         try:
             rows.add(change.row, change.diff)
@@ -245,7 +257,7 @@ class WalChanges:
         return False
 
     def _fail(self, name: str, where: str, error: RowMisfit) -> None:
-        """Fail a table, and skip its records from here on."""
+        """Mark a table as failed, and skip its records from here on."""
         self._failed.append(
             ExportFailed(name, f"{where} does not fit the table: {error}", RECREATE_HINT)
         )
@@ -255,43 +267,51 @@ class WalChanges:
 _SAMPLE_MS: Final = 1_000
 _SAMPLES_MAX: Final = 600
 _REACH: Final = (
-    "see that the acceptors run and can be reached from the service: penstock wal status "
-    "--connect HOST:PORT; it is tried again"
+    "check that the acceptors are running and reachable from the service (penstock wal status "
+    "--connect HOST:PORT); the service will retry"
 )
 _REMOVED: Final = (
-    "what was committed there is gone, unless an acceptor that has it comes back; what is in the "
-    "tables stays right up to the position. To go on without the rest, drop the source and create "
-    "it again with start_lsn at a place that is kept"
+    "the records committed there are lost unless an acceptor that has them comes back; the tables "
+    "stay correct up to the position. To continue without those records, drop the source and "
+    "create it again with start_lsn at an LSN that is retained"
 )
 _CANNOT_FILL: Final = (
-    "a table is filled from the log's begin, which was removed: declare it in a source of its own "
-    "with start_lsn at a place that is kept, or drop it here"
+    "a table is filled from the start of the log, which was removed: declare it in a source of "
+    "its own with start_lsn at an LSN that is retained, or drop it here"
 )
 
 
 class WalSource:
-    """Ingests one timeline. See `connectors.sources.source.SourceConnector`."""
+    """Ingests one timeline; implements `connectors.sources.source.SourceConnector`."""
 
     def __init__(self, config: WalConfig, around: ConnectorContext) -> None:
         self._config = config
         self._around = around
         self._clock = around.clock
+        # Reads the log; None while closed.
         self._follower: WalFollower | None = None
         self._changes: WalChanges
         self._exports: tuple[SourceExport, ...] = ()
         self._begun = False
-        """True if a mark was ever given, also by an earlier source."""
+        """True once any mark has been returned, possibly by an earlier run of the source."""
+        # Output of `next`, in order.
         self._ready: deque[Given] = deque()
+        # True after `SourceIdle` until the next output.
         self._idle = False
+        # Durable position, and the event that signals its next advance.
         self._taken_lsn = 0
         self._taken = anyio.Event()
         self._samples: deque[tuple[int, float]] = deque()
-        """(known commit position, time), the oldest first; for the lag in time."""
+        """Pairs of (known commit LSN, time), oldest first, from which `lag` computes the lag in
+        time."""
 
     async def describe(
         self, wanted: Mapping[str, Sequence[str]] | None
     ) -> tuple[SourceExport, ...]:
-        """See `Source.describe`: the tables are those declared; an acceptor must answer."""
+        """Return the declared tables as exports; at least one acceptor must answer.
+
+        Raises `InvalidUsage` and `SourceUnreachable`.
+        """
         declared = self._config.schemas()
         exports = select_exports(
             [SourceExport(name, schema) for name, schema in declared.items()], wanted
@@ -303,40 +323,44 @@ class WalSource:
             reasons = "; ".join(each.error for each in seen)
             if all(each.is_absent for each in seen):
                 raise InvalidUsage(
-                    f"timeline {self._config.timeline} of tenant {self._config.tenant} is on no "
-                    f"acceptor: {reasons}; check both, or push something first: who writes first "
-                    "makes it"
+                    f"no acceptor has timeline {self._config.timeline} of tenant "
+                    f"{self._config.tenant}: {reasons}; check both, or push something first, which "
+                    "creates the timeline"
                 )
-            raise SourceUnreachable(f"no acceptor answers: {reasons}", _REACH)
+            raise SourceUnreachable(f"no acceptor responds: {reasons}", _REACH)
         return exports
 
     async def describe_added(
         self, export: SourceExport, columns: Sequence[TableColumn]
     ) -> tuple[TableColumn, ...]:
-        """See `Source.describe_added`: no record that was taken can have had them."""
+        """Return the columns to add, as declared: no ingested record can have had values in them.
+
+        Raises `InvalidUsage`.
+        """
         declared = self._config.schemas()[export.name]
         left_out = [each.name for each in columns if each.name in declared.names]
         if left_out:
             raise InvalidUsage(
-                f"{', '.join(left_out)}: declared by the source, and left out of this table: drop"
-                " it and add it to the source again, which reads the log from its begin"
+                f"the source declares {', '.join(left_out)}, but this table leaves them out: drop "
+                "the table and add it to the source again, which reads the log from its start"
             )
         if self._config.undeclared == "skip":
             raise InvalidUsage(
-                "the source skips what records have beside the declared columns, so those taken"
-                f" may have had {', '.join(each.name for each in columns)}: create another source"
-                " whose `tables` declare them, which reads the log from its begin"
+                "the source skips undeclared columns, so ingested records may have had values in "
+                f"{', '.join(each.name for each in columns)}: create another source that declares "
+                "these columns in `tables`, which reads the log from its start"
             )
         check_json(columns)
         return tuple(columns)
 
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
-        """See `Source.open`."""
+        """Start reading after a position; None starts at the configured LSN. Raises `InvalidUsage`
+        and `SourceUnreachable`."""
         config = self._config
         was = None if position is None else read_position(position, config)
         unknown = [export.name for export in exports if export.name not in config.tables]
         if unknown:
-            raise InvalidUsage(f"the source declares no table {', '.join(unknown)}")
+            raise InvalidUsage(f"the source does not declare table {', '.join(unknown)}")
         self._exports = tuple(exports)
         self._begun = was is not None
         new = [
@@ -347,10 +371,10 @@ class WalSource:
         begin_lsn = config.begin_lsn()
         lsn = begin_lsn if was is None else was.at
         self._taken_lsn = lsn
-        # A position at the begin has no log before it to fill new tables from.
+        # At the start of the log, there is nothing before the position to fill new tables from.
         if not new or lsn <= begin_lsn:
             await self._go_on(lsn)
-            # A mark also when tables were dropped: the position must no longer name them.
+            # Also after tables were dropped: the next position must no longer name them.
             if was is not None and (new or len(was.tables) > len(exports)):
                 self._ready.append(self._changes.mark([each.name for each in new]))
             return
@@ -366,7 +390,7 @@ class WalSource:
         self._follower = await self._following(begin_lsn)
 
     async def _go_on(self, lsn: int) -> None:
-        """Read for all tables from this place on."""
+        """Read the changes of all tables from this LSN on."""
         names = [export.name for export in self._exports]
         self._changes = WalChanges(self._config, self._exports, lsn, tables=names)
         self._follower = await self._following(lsn)
@@ -400,11 +424,11 @@ class WalSource:
     # -- read ------------------------------------------------------------------------------------
 
     async def next(self) -> Given:
-        """See `Source.next`."""
+        """Return the next rows or event. Raises `SourceUnreachable`."""
         while not self._ready:
             changes = self._changes
             if changes.stopped is not None:
-                # Raising ends the source, and drops rows that are staged and not durable yet.
+                # Raising ends the source, which drops rows that are staged but not yet durable.
                 await self._all_taken(changes.lsn)
                 raise changes.stopped
             if changes.is_filled:
@@ -424,7 +448,7 @@ class WalSource:
         return self._ready.popleft()
 
     async def _read(self, changes: WalChanges) -> bytes:
-        """Return more of the log; empty: nothing new just now."""
+        """Return more of the log; empty if there is nothing new at the moment."""
         follower = self._follower
         assert follower is not None, "open"
         try:
@@ -440,13 +464,13 @@ class WalSource:
         return wal
 
     async def _all_taken(self, lsn: int) -> None:
-        """Wait until the rows given are durable."""
+        """Wait until all returned rows up to `lsn` are durable."""
         while self._taken_lsn < lsn:
             self._taken = anyio.Event()
             await self._taken.wait()
 
     async def taken(self, position: str) -> None:
-        """See `Source.taken`."""
+        """Note a durable position, and report it to the acceptors if `feedback` is on."""
         self._taken_lsn = read_position(position, self._config).at
         self._taken.set()
         self._consume()
@@ -467,7 +491,8 @@ class WalSource:
             samples.append((follower.known_lsn, now))
 
     def lag(self) -> SourceLag:
-        """See `Source.lag`. In time: the age of the oldest known commit that was not given."""
+        """Return the last known lag. In time, it is the age of the oldest known commit that was not
+        returned yet."""
         follower = self._follower
         if follower is None:
             return SourceLag()
@@ -492,17 +517,17 @@ class WalSource:
         commits = [seen.commit_lsn for seen in follower.seen.values() if not seen.error]
         if commits and max(commits) < follower.next_lsn:
             notes.append(
-                f"acceptors know of commits up to {lsn_text(max(commits))} only, and everything "
-                f"before {lsn_text(follower.next_lsn)} is here: they were restarted, and learn the "
-                "rest from the next writer"
+                f"the acceptors know commits only up to {lsn_text(max(commits))}, but everything "
+                f"before {lsn_text(follower.next_lsn)} was read: they were restarted, and learn "
+                "the rest from the next writer"
             )
         return tuple(notes)
 
     async def close(self) -> None:
-        """See `Source.close`."""
+        """Close the connections to the acceptors."""
         follower, self._follower = self._follower, None
         if follower is not None:
             follower.close()
 
     async def forget(self) -> None:
-        """See `Source.forget`: there are no external resources."""
+        """Do nothing: there are no external resources."""

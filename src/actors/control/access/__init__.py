@@ -1,1 +1,1 @@
-"""Roles: what proves them, and what they may do. Pure."""
+"""Roles: how a client proves one, and what each may do. Pure."""

@@ -1,12 +1,12 @@
-"""The checks of a session's rights, and what doors ask when a client logs in. Pure.
+"""Checks the rights of a session and answers the login questions of the listeners. Pure.
 
-A session is one of three:
+A session is one of three kinds:
 
-- *trusted* (`role` None): it came by a listener that is the administrators' own, or is the
-  service's own client;
-- *unproven* (`UNPROVEN`): it came by a door of users, and proved nothing. It may do everything
-  while no role may log in, and nothing afterwards;
-- a role's: it may do what the role may.
+- *trusted* (`role` is None): it came through the administrators' own listener, or is the service's
+  own client;
+- *unproven* (`UNPROVEN`): it came through a listener for users without proving a role. It may do
+  everything while no role may log in, and nothing once one may;
+- a session of a role: it may do what the role may.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from actors.runtime.errors import AccessDenied
 from actors.runtime.progress import ObjectId
 
 UNPROVEN: Final = ""
-"""Role of a session that proved none."""
+"""Role of a session that has not proved one."""
 
 
 class RoleLogin(msgspec.Struct, frozen=True):
-    """The facts by which a door lets a user in.
+    """The facts that a listener needs to authenticate a user.
 
-    Of a role that does not exist, or may not log in, it has a verifier that no password fits. So
-    the door's answers are the same as for a wrong password.
+    For a role that does not exist or may not log in, `verifier` is one that no password matches, so
+    the client sees the same answers as for a wrong password.
     """
 
     wanted: bool
-    """True if a role must be proved at all."""
+    """True if clients must prove a role."""
     verifier: ScramVerifier
+    """Checks the password (SCRAM)."""
     role: str = ""
     """The role's name as it was created; "" if no role of this name may log in."""
 
@@ -43,19 +44,19 @@ class TokenLogin(msgspec.Struct, frozen=True):
     """The role that a token proves."""
 
     wanted: bool
-    """True if a role must be proved at all."""
+    """True if clients must prove a role."""
     role: str | None = None
-    """None: the token is no role's."""
+    """None: the token belongs to no role."""
     runs_code: bool = False
-    """True if the role may run code of its own in Spark."""
+    """True if the role may run its own code in Spark."""
 
 
 class AccessRules(msgspec.Struct, frozen=True):
-    """The roles at one moment, and whether they are wanted before there are any."""
+    """All roles at one moment, and whether clients must prove one before any role may log in."""
 
     registry: RoleRegistry = RoleRegistry()
     required: bool = False
-    """See the setting `roles_required`."""
+    """Value of the setting `roles_required`."""
 
     @property
     def wanted(self) -> bool:
@@ -69,7 +70,8 @@ class AccessRules(msgspec.Struct, frozen=True):
         return self.may(role, ADMIN)
 
     def may(self, role: str | None, right: str, id_: ObjectId | None = None) -> bool:
-        """Return whether a session has a right on an object, or (None) on the whole service."""
+        """Return whether a session has a right on an object, or on the whole service if `id_` is
+        None."""
         if role is None or (role == UNPROVEN and not self.wanted):
             return True
         return self.registry.allows(role, right, id_)
@@ -77,21 +79,22 @@ class AccessRules(msgspec.Struct, frozen=True):
     def check(
         self, role: str | None, right: str, id_: ObjectId | None = None, name: str = ""
     ) -> None:
-        """Raise `AccessDenied` unless a session has a right; `name` is the object's."""
+        """Raise `AccessDenied` unless a session has a right. `name` is the object's name, for the
+        error text."""
         if not self.may(role, right, id_):
             raise AccessDenied(self.refusal(role, right, name if id_ is not None else ""))
 
     def refusal(self, role: str | None, right: str, name: str = "") -> str:
-        """Return why a session may not do something, and what would give it the right; `name`
-        empty: a right on the whole service is missing."""
+        """Return the text of a refusal, which names the GRANT that would lift it. An empty `name`
+        means that a right on the whole service is missing."""
         if not role:
             return (
-                "roles are in use, and this session has proved none: connect again as a role (with "
-                "its password, its certificate or its token)"
+                "this service requires a role: connect again as a role, with its password, "
+                "certificate or token"
             )
         if self.registry.get(role) is None:
-            return f"role {role} was dropped: connect again as another one"
-        # The statement is written out: whoever may run it can copy it.
+            return f"role {role} was dropped: connect again as another role"
+        # Spell out the statement, so that an administrator can copy it.
         on = f" ON {name}" if name else ""
         grant = f"GRANT {right.upper()}{on} TO {role}"
         if right == CREATE:
@@ -99,31 +102,32 @@ class AccessRules(msgspec.Struct, frozen=True):
         if right == CONNECT:
             return f"role {role} may not use Spark Connect: ask an administrator for {grant}"
         if right == EXECUTE_CODE:
-            return code_refusal(role, "code of its own")
+            return code_refusal(role, "its own code")
         if right == ADMIN and name:
             return (
                 f"role {role} neither owns nor administers {name}: ask its owner or an "
                 f"administrator for {grant}"
             )
         if right == ADMIN:
-            return f"role {role} is no administrator, as this needs: ask one for {grant}"
+            return f"role {role} is not an administrator: ask one for {grant}"
         return f"role {role} may not {right} {name}: ask its owner or an administrator for {grant}"
 
     # -- logins ------------------------------------------------------------------------------------
 
     def login(self, name: str) -> RoleLogin:
-        """Return how a user of this name is let in."""
+        """Return what is needed to authenticate a user of this name."""
         entry = self.registry.get(name)
-        # Made for every name, so that the time taken does not tell which ones there are.
+        # Computed for every name, so that the response time does not reveal which roles exist.
         mock = mock_verifier(fold(name), self.registry.secret)
-        # That it may not log in is told only to who has proved to be it, and nobody can here.
+        # Only a client that has proved to be the role may learn that it cannot log in, and no
+        # client has proved that yet.
         if entry is None or not entry.login:
             return RoleLogin(self.wanted, mock)
         return RoleLogin(self.wanted, entry.verifier or mock, entry.name)
 
     def token_login(self, digest: bytes) -> TokenLogin:
-        """Return the role that a token of this digest proves."""
-        # The door then asks for a token of `token_file`, if there is one.
+        """Return the role that a token with this digest proves."""
+        # The listener then checks the token of `token_file`, if one is configured.
         if not self.wanted:
             return TokenLogin(False, runs_code=self.may(UNPROVEN, EXECUTE_CODE))
         role = self.registry.role_of_token(digest)
@@ -131,8 +135,8 @@ class AccessRules(msgspec.Struct, frozen=True):
 
 
 def code_refusal(role: str, what: str) -> str:
-    """Return why a role may not use something of Spark without the right to run code."""
+    """Return the refusal for a role that needs EXECUTE CODE to use `what`."""
     return (
-        f"role {role} may not use {what}: it may run code, or reach files and addresses, as the "
-        f"service itself; ask an administrator for GRANT {EXECUTE_CODE.upper()} TO {role}"
+        f"role {role} may not use {what}, which can run code or reach files and hosts as the "
+        f"service: ask an administrator for GRANT {EXECUTE_CODE.upper()} TO {role}"
     )

@@ -1,11 +1,11 @@
-"""The sessions that clients have open at all doors: who each is, what it runs, what it may do now.
+"""The open sessions of all listeners: who each client is, what it runs, and what it may do now.
 
-The doors and the controller run in one event loop and share these objects: a door opens and closes
-its sessions, and the controller publishes the rules between two of its turns. A door asks for its
-rights at the place where it hands rows on. So once a REVOKE has been answered, no further row of
-the object leaves, however many of them wait in buffers on the way.
+The listeners and the controller share these objects within one event loop. A listener opens and
+closes its sessions; the controller publishes new rules between two of its turns. A listener checks
+the rights again at the point where it sends rows to the client. So once a REVOKE has been answered,
+no more rows of the object are sent, however many are buffered.
 
-A session logs in as one role (`login_role`), and may act as another one (`role`): see
+A session logs in as one role (`login_role`) and may act as another (`role`): see
 `actors.control.access.session_role`.
 """
 
@@ -25,36 +25,37 @@ from actors.runtime.metric_table import SESSIONS, STATEMENT_ERRORS, STATEMENT_SE
 from actors.runtime.progress import ObjectId
 
 SessionDoor = Literal["client", "postgresql", "connect", ""]
-"""The door of a session; empty: a part of the service, which is not shown."""
+"""The listener that a session came through; empty for a part of the service, which is not
+listed."""
 ReadObjects: TypeAlias = tuple[tuple[ObjectId, str], ...]
-"""Ids and names of objects whose rows an answer holds."""
+"""Ids and names of the objects whose rows an answer contains."""
 NUMBER_MAX: Final = 2**31 - 1
-"""Clients of PostgreSQL keep the number in a signed integer of four bytes."""
+"""PostgreSQL clients keep the session number in a signed 32-bit integer."""
 
 
 def session_loss(
     rules: AccessRules, login_role: str | None, role: str | None, token: bytes = b""
 ) -> str:
-    """Return why a session of this role must end under these rules; "" if it may go on. Pure.
+    """Return why a session must end under these rules, or "" if it may continue. Pure.
 
     Args:
         rules: The roles as they are now.
         login_role: The role that the session has proved.
         role: The role that it acts as.
-        token: Digest of the token by which it was opened; empty: by none.
+        token: Digest of the token that opened the session; empty if it used none.
     """
-    # Whoever has proved no role has none to lose: each request is checked.
+    # A session that has proved no role has none to lose: each of its requests is checked.
     if not login_role:
         return ""
     entry = rules.registry.get(login_role)
     if entry is None:
         return f"role {login_role} was dropped"
     if not entry.login:
-        return f"role {login_role} may not log in any more"
+        return f"role {login_role} may no longer log in"
     if token and token not in entry.tokens:
-        return f"the token of role {login_role} by which the session was opened was dropped"
+        return f"the token of role {login_role} that opened the session was dropped"
     if role != login_role and not rules.is_free(login_role):
-        return f"role {login_role} is no administrator any more, and may not act as role {role}"
+        return f"role {login_role} is no longer an administrator, so it may not act as role {role}"
     return ""
 
 
@@ -71,7 +72,7 @@ class DoorStatistics:
 
 
 class OpenSession:
-    """One session of a client. `OpenSessions.open` makes it."""
+    """One client session, made by `OpenSessions.open`."""
 
     def __init__(
         self,
@@ -84,74 +85,78 @@ class OpenSession:
     ) -> None:
         self._sessions = sessions
         self.number = number
-        """Number of the session; PostgreSQL's clients call it the process id."""
+        """Session number; PostgreSQL clients call it the process id."""
         self.door = door
         self.peer = peer
         self.token = token
         self.login_role = role
-        """The role that the client has proved; see `access_rules`."""
+        """The role that the client has proved; see `access_rules`. Changes only in
+        `note_founder`."""
         self.session_role = role
-        """The role that RESET ROLE returns to: `login_role`, unless SET SESSION AUTHORIZATION has
-        named another."""
+        """The role that RESET ROLE returns to: `login_role`, or the role named by SET SESSION
+        AUTHORIZATION."""
         self.role = role
-        """The role whose rights its requests have."""
+        """The role whose rights apply to its requests; SET ROLE changes it."""
         self.path = ""
-        """Path of its `ClientSession` actor; empty: it has none of its own."""
+        """Path of its `ClientSession` actor; empty if it has none."""
         self.statistics = sessions.statistics_of(door)
         """Counts of its door."""
         self.since_ms = sessions.now_ms()
+        """Time at which the session was opened (ms since the epoch)."""
         self.requests = 0
+        """Number of requests so far; its `ClientSession` counts them."""
         self.statement = ""
-        """Text of the statement that runs, as it was sent; empty: none does."""
+        """Text of the running statement as the client sent it; empty if none is running."""
         self.statement_ms = self.since_ms
-        """Time at which the statement began, or the last one ended."""
+        """Time at which the running statement started, or the last one ended."""
         self.ended: SessionEnded | None = None
-        """Why the session was ended by somebody else than its client."""
+        """Why the session was ended by someone other than its client; None until then."""
         self.answer_first = False
-        """True if it has itself asked for the change that ends it: it gets the answer before."""
+        """True if its own request made the change that ends it: the client gets that answer
+        first."""
         self.on_end: Callable[[SessionEnded], object] = lambda error: None
-        """Called once when the session is to end."""
+        """Called once, when the session is told to end."""
         self.on_cancel: Callable[[], object] = lambda: None
-        """Called to cancel what runs."""
+        """Called to cancel whatever is running."""
         self.on_rules: Callable[[], object] = lambda: None
         """Called when the rules have changed."""
 
     @property
     def rules(self) -> AccessRules:
-        """Return the roles and rights as they are now."""
+        """Return the current roles and rights."""
         return self._sessions.rules
 
     @property
     def is_listed(self) -> bool:
-        """Return whether it is shown among the sessions: not once it was ended, though what it has
-        may still be given back."""
+        """Return whether the session is listed. A session that was told to end no longer is, even
+        while its resources are being released."""
         return bool(self.door) and self.ended is None
 
     def loss(self, rules: AccessRules) -> str:
-        """Return why the session must end under these rules; "" if it may go on."""
+        """Return why the session must end under these rules, or "" if it may continue."""
         found = session_loss(rules, self.login_role, self.role, self.token)
         return found or session_loss(rules, self.login_role, self.session_role, self.token)
 
     def end(self, error: SessionEnded) -> None:
-        """End the session: nothing more is handed to its client but this error. Idempotent."""
+        """End the session: its client gets nothing more except this error. Idempotent."""
         if self.ended is None:
-            # Before the door hears of it: its rows are checked against this from now on.
+            # Set before the listener is notified: from now on its rows are checked against this.
             self.ended = error
             self.on_end(error)
 
     def signal(self, *, end: bool) -> None:
-        """End the session on request, or cancel what it runs."""
+        """End the session on request, or only cancel what it is running."""
         if end:
             self.end(SessionEnded("terminating session on request"))
         else:
             self.on_cancel()
 
     def close(self) -> None:
-        """Forget the session, which has ended. Idempotent."""
+        """Remove the session, which has ended. Idempotent."""
         self._sessions.close(self)
 
     def begin(self, text: str) -> None:
-        """Show a statement as the one that runs; "": none does."""
+        """Record the running statement; "" if none is running."""
         self.statement, self.statement_ms = text, self._sessions.now_ms()
 
     def clock_ms(self) -> float:
@@ -164,8 +169,8 @@ class OpenSession:
 
     @contextmanager
     def running(self, text: str, *, counts: bool = True) -> Iterator[None]:
-        """Show a statement as the one that runs while the block does, and count its error. With
-        `counts` its duration is counted, too: the block is the whole statement."""
+        """Record a statement as running while the block executes, and count its error. With
+        `counts`, also count its duration: the block is the whole statement."""
         began_ms = self.clock_ms()
         self.begin(text)
         try:
@@ -180,26 +185,27 @@ class OpenSession:
 
 
 class ReadRights:
-    """The right of one result's rows to be handed on: what they are of, and for whom."""
+    """Checks, for one result, that its role may still read the objects whose rows it contains."""
 
     def __init__(self, session: OpenSession | None) -> None:
-        """Begin a result that the session's present role reads. None: a session that is trusted."""
+        """Start a result for the session's current role. None means a trusted session."""
         self._session = session
-        # As in PostgreSQL, a cursor belongs to the role that has opened it.
+        # As in PostgreSQL, a cursor belongs to the role that opened it.
         self._role = None if session is None else session.role
         self._objects: dict[ObjectId, str] = {}
+        """Names of the objects read so far, by id."""
 
     def note(self, objects: ReadObjects) -> None:
-        """Note that the result has rows of these objects."""
+        """Record that the result contains rows of these objects."""
         self._objects.update(objects)
 
     def check(self) -> None:
-        """Raise `AccessDenied` if the rows must not be handed on any more, `SessionEnded` if the
+        """Raise `AccessDenied` if the role may no longer read the rows, or `SessionEnded` if the
         session was ended."""
         session = self._session
         if session is None:
             return
-        # One that had proved no role may have become the first one since.
+        # A session without a role may since have become the first role.
         role = session.login_role if self._role == UNPROVEN else self._role
         if session.ended is not None:
             raise session.ended
@@ -211,7 +217,8 @@ class ReadRights:
 def lost_read(
     rules: AccessRules, role: str | None, objects: Iterable[tuple[ObjectId, str]]
 ) -> AccessDenied | None:
-    """Return the refusal of a read of these objects; None if the role may read them all. Pure."""
+    """Return the refusal of a read of these objects, or None if the role may read all of them.
+    Pure."""
     for id_, name in objects:
         if not rules.may(role, READ, id_):
             return AccessDenied(rules.refusal(role, READ, name))
@@ -219,22 +226,25 @@ def lost_read(
 
 
 class OpenSessions:
-    """All sessions, and the rules that they are under."""
+    """All open sessions and the rules that apply to them."""
 
     def __init__(
         self, now_ms: Callable[[], int], monotonic_ms: Callable[[], float] | None = None
     ) -> None:
-        """`now_ms` tells the time: ms since 1970. `monotonic_ms` measures durations; None: the same
-        clock does."""
+        """Create an empty set. `now_ms` returns the time in ms since the epoch, and `monotonic_ms`
+        measures durations (None: by the same clock)."""
         self.now_ms = now_ms
         self.monotonic_ms = monotonic_ms or now_ms
         self._statistics: dict[SessionDoor, DoorStatistics] = {}
         self.rules = AccessRules()
+        """Roles and rights in force; `apply` replaces them."""
         self._open: dict[int, OpenSession] = {}
+        """Sessions by number, including ended ones that their listener has not closed yet."""
         self._numbers = 0
+        """The last number given out."""
 
     def __iter__(self) -> Iterator[OpenSession]:
-        """Yield the sessions that are shown, by number."""
+        """Yield the listed sessions, in the order in which they were opened."""
         return iter([each for each in self._open.values() if each.is_listed])
 
     def statistics_of(self, door: SessionDoor) -> DoorStatistics:
@@ -254,8 +264,8 @@ class OpenSessions:
                 yield Measurement(STATEMENT_ERRORS, count, (door, kind))
 
     def next_number(self) -> int:
-        """Return a number that no session has. Numbers are not used again until all were: a late
-        cancel must not meet another client's statement."""
+        """Return an unused session number. A number is reused only after all others, so that a late
+        cancel request cannot hit another client's statement."""
         while True:
             self._numbers = self._numbers % NUMBER_MAX + 1
             if self._numbers not in self._open:
@@ -274,15 +284,15 @@ class OpenSessions:
         """Open a session.
 
         Args:
-            door: Where the client came in.
-            role: The role that it has proved; see `access_rules`.
-            peer: Its address, for people.
-            number: Its number, by `next_number`; 0: a new one.
-            token: Digest of the token that it has shown.
-            proven: True if the role must still be one that may log in.
+            door: The listener that the client came through.
+            role: The role that the client has proved; see `access_rules`.
+            peer: The client's address, for display.
+            number: A number from `next_number`; 0 takes a new one.
+            token: Digest of the token that the client presented.
+            proven: True to check that the role may still log in.
 
         Raises:
-            SessionEnded: The role was dropped, or may not log in, since it was proved.
+            SessionEnded: The role was dropped, or lost LOGIN, after the client proved it.
         """
         number = number or self.next_number()
         made = OpenSession(self, number, door, role, peer, token)
@@ -293,37 +303,38 @@ class OpenSessions:
         return made
 
     def close(self, session: OpenSession) -> None:
-        """Forget a session. Idempotent."""
+        """Remove a session. Idempotent."""
         if self._open.get(session.number) is session:
             del self._open[session.number]
 
     def find(self, number: int) -> OpenSession:
-        """Return the session of a number. Raises `UnknownObject`."""
+        """Return the listed session with this number. Raises `UnknownObject`."""
         found = self._open.get(number)
         if found is None or not found.is_listed:
             raise UnknownObject(
-                f"there is no session {number}: penstock.sessions lists those that are open"
+                f"there is no session {number}: penstock.sessions lists the open ones"
             )
         return found
 
     def note_founder(self, path: str, role: str) -> None:
-        """Let the session with this `ClientSession` go on as the first role, which it has made: it
-        knows its password."""
+        """Let the session of this `ClientSession` continue as the first role, which it created: it
+        knows the role's password."""
         for each in self._open.values():
             if each.path == path and each.login_role == UNPROVEN:
                 each.login_role = each.session_role = each.role = role
 
     def apply(self, rules: AccessRules, asker: str = "") -> None:
-        """Put all sessions under these rules, and end those that may not go on. `asker`: path of
-        the `ClientSession` that has asked for the change."""
-        # All of them at once: no row leaves under the old rules once one session is told.
+        """Apply new rules to all sessions and end those that may not continue. `asker` is the path
+        of the `ClientSession` whose request changed the rules."""
+        # Replace the rules for all sessions first, so that no row is sent under the old ones after
+        # the first session is notified.
         before, self.rules = self.rules, rules
         for each in list(self._open.values()):
-            # One that was ended is there until its door has closed it.
+            # An ended session stays here until its listener closes it.
             if each.ended is not None:
                 continue
             lost = each.loss(rules)
-            # One that had no such right before, as a part of the service, does not lose it.
+            # A session that never had the right, as a part of the service, does not lose it.
             if lost and lost != each.loss(before):
                 each.answer_first = bool(asker) and each.path == asker
                 each.end(SessionEnded(f"terminating session: {lost}"))
@@ -332,14 +343,14 @@ class OpenSessions:
 
 
 def may_signal(rules: AccessRules, role: str | None, target: OpenSession) -> bool:
-    """Return whether a role may cancel a session's statement, or end it: an administrator may, and
-    a role its own."""
+    """Return whether a role may cancel a session's statement or end the session: administrators may
+    for any session, a role for its own."""
     if rules.is_free(role):
         return True
-    # By the role that was proved: one that acts as another stays its own.
+    # Compare with the proved role: a session that acts as another role still belongs to its own.
     return bool(role) and role == target.login_role
 
 
 def dialect_of(door: SessionDoor) -> SqlDialect:
-    """Return the dialect of the statements that come in by a door."""
+    """Return the SQL dialect of statements that come through a listener."""
     return SqlDialect.POSTGRES if door == "postgresql" else SqlDialect.SPARK

@@ -1,8 +1,9 @@
-"""Roles and their rights, as one immutable value that is stored whole under one consensus key.
+"""Roles and their rights: one immutable value, stored in full under one consensus key.
 
-A role has rights on objects, and rights on the whole service. Objects are named by id: a rename
-keeps their rights, and as ids are never used twice, nothing is left of the rights of a dropped one.
-No password is here, but the SCRAM verifier of it; no token, but its digest. Pure.
+A role has rights on objects and rights on the whole service. Objects are referenced by id, so a
+rename keeps their rights, and since ids are never reused, a dropped object leaves none behind.
+Passwords and tokens are never stored, only the SCRAM verifier of a password and the digest of a
+token. Pure.
 
 >>> registry = RoleRegistry().create("boss", login=True).create("reader", login=True)
 >>> registry = registry.grant(("reader",), (READ,), ("u7",))
@@ -39,53 +40,55 @@ WRITE: Final = "write"
 CREATE: Final = "create"
 ADMIN: Final = "admin"
 CONNECT: Final = "connect"
-"""Uses Spark Connect, and makes tokens of its own for it."""
+"""May use Spark Connect and create its own tokens for it."""
 EXECUTE_CODE: Final = "execute code"
-"""Runs code of its own in Spark, and so does what the service's operating-system user may do."""
+"""May run its own code in Spark, and thereby do whatever the service's operating-system user
+may."""
 OWN: Final = "own"
-"""Not granted: the role that creates an object has it."""
+"""Not granted: the role that creates an object gets it."""
 RIGHTS: Final = (READ, WRITE, CREATE, ADMIN, CONNECT, EXECUTE_CODE)
 OBJECT_RIGHTS: Final = frozenset({READ, WRITE, ADMIN})
-"""Rights that there are on a single object."""
+"""Rights that exist on a single object."""
 SERVICE_RIGHTS: Final = frozenset(RIGHTS) - OBJECT_RIGHTS
-"""Rights that there are on the whole service alone."""
+"""Rights that exist only on the whole service."""
 TOKEN_BYTES: Final = 32
-"""Length of the randomness in a token."""
+"""Number of random bytes in a token."""
 _RESERVED: Final = frozenset({"public", "none", "current_user", "current_role", "session_user"})
-"""Names that mean something else where a role is named in SQL."""
+"""Names that mean something else where SQL expects a role."""
 _ChangeRights: TypeAlias = Callable[[frozenset[str], frozenset[str]], frozenset[str]]
-"""Makes the rights that a role has then of those that it has, and of those that are named."""
+"""Computes a role's new rights from its current rights and the rights named in the statement."""
 
 
 def token_digest(token: str) -> bytes:
-    """Return what is kept of a token."""
-    # One round of a fast hash is enough: a token is random, and no guess comes near it.
+    """Return the digest that is stored in place of a token."""
+    # One round of a fast hash is enough: a token is random and cannot be guessed.
     return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 
 class RoleEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One role."""
+    """One role and its rights."""
 
     name: str
     login: bool = False
-    """True if it may log in."""
+    """True if the role may log in."""
     verifier: ScramVerifier | None = None
-    """Checks its password; None: it has none."""
+    """Verifier of its password; None if it has no password."""
     tokens: tuple[bytes, ...] = ()
     """Digests of its tokens for Spark Connect."""
     rights: tuple[str, ...] = ()
     """Rights on the whole service, sorted."""
     objects: dict[ObjectId, tuple[str, ...]] = {}
-    """Rights on single objects, sorted; `OWN` among them."""
+    """Rights on single objects, sorted, `OWN` included."""
 
     def allows(self, right: str, id_: ObjectId | None) -> bool:
-        """Return whether the role has a right on an object; `id_` None: on the whole service."""
+        """Return whether the role has a right on an object, or on the whole service if `id_` is
+        None."""
         if ADMIN in self.rights:
             return True
         if id_ is None or right in SERVICE_RIGHTS:
             return right in self.rights
         here = self.objects.get(id_, ())
-        # Who owns or administers an object may do everything with it.
+        # The owner or administrator of an object may do everything with it.
         return OWN in here or ADMIN in here or right in here or right in self.rights
 
 
@@ -102,46 +105,46 @@ class _RolesDocument(msgspec.Struct, frozen=True):
 
 
 class RoleRegistry(msgspec.Struct, frozen=True):
-    """All roles. Each change makes a new registry."""
+    """All roles. Each change returns a new registry."""
 
     roles: dict[str, RoleEntry] = {}
-    """By folded name: like names of objects, names of roles are compared without regard to case."""
+    """Roles by case-folded name: role names, like object names, ignore case."""
     secret: bytes = b""
-    """Makes the verifiers of roles that do not exist; random, and never shown."""
+    """Random key from which verifiers of nonexistent roles are derived; never shown."""
 
-    # -- questions ---------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     @property
     def has_logins(self) -> bool:
-        """Return whether some role may log in."""
+        """Return whether any role may log in."""
         return any(entry.login for entry in self.roles.values())
 
     @property
     def locks_out(self) -> bool:
-        """Return whether roles may log in, and none has a password or a token to prove it by."""
+        """Return whether roles may log in but none of them has a password or a token to do so."""
         logins = [entry for entry in self.roles.values() if entry.login]
         return bool(logins) and not any(entry.verifier or entry.tokens for entry in logins)
 
     def get(self, name: str) -> RoleEntry | None:
-        """Return a role; None if there is none of that name."""
+        """Return the role with this name, or None."""
         return self.roles.get(fold(name))
 
     def find(self, name: str) -> RoleEntry:
-        """Return a role. Raises `UnknownObject`."""
+        """Return the role with this name. Raises `UnknownObject`."""
         entry = self.get(name)
         if entry is None:
             raise UnknownObject(f"there is no role named {name!r}: SHOW ROLES lists them")
         return entry
 
     def allows(self, name: str, right: str, id_: ObjectId | None = None) -> bool:
-        """Return whether a role has a right; see `RoleEntry.allows`. One that is not there has
+        """Return whether a role has a right; see `RoleEntry.allows`. A role that does not exist has
         none."""
         entry = self.get(name)
         return entry is not None and entry.allows(right, id_)
 
     def role_of_token(self, digest: bytes) -> str | None:
-        """Return the role whose token has this digest; None if there is none that may log in."""
-        # Digests need no comparison in constant time: nobody can choose one byte after the other.
+        """Return the name of the role that has this token digest and may log in, or None."""
+        # No constant-time comparison is needed: an attacker cannot choose a digest byte by byte.
         for entry in self.roles.values():
             if entry.login and digest in entry.tokens:
                 return entry.name
@@ -160,49 +163,48 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         """Return a registry with one more role.
 
         Raises:
-            ObjectExists: There is one of that name.
-            InvalidUsage: The name cannot be a role's, or there are `roles_max` roles.
+            ObjectExists: A role of that name exists.
+            InvalidUsage: The name is reserved or invalid, or there are already `roles_max` roles.
         """
         check_name("role", name)
         if fold(name) in _RESERVED:
-            raise InvalidUsage(f"role {name!r}: this name is reserved; choose another one")
+            raise InvalidUsage(f"role name {name!r} is reserved: choose another name")
         if self.get(name) is not None:
             raise ObjectExists(f"role {name!r} already exists")
         if roles_max is not None and len(self.roles) >= roles_max:
             raise InvalidUsage(
-                f"there are {len(self.roles)} roles, as many as there may be (roles_max): DROP "
-                "ROLE one first"
+                f"too many roles: there are already {len(self.roles)} (roles_max); DROP ROLE one "
+                "first"
             )
-        # See `set_login` for the reason.
+        # The first role that may log in is an administrator: see `set_login`.
         rights = (ADMIN,) if login and not self.has_logins else ()
         entry = RoleEntry(name=name, login=login, verifier=verifier, rights=rights)
         return self._with(entry)
 
     def set_login(self, name: str, *, login: bool) -> RoleRegistry:
-        """Return a registry in which a role may log in, or may not. Raises `UnknownObject`."""
+        """Return a registry in which a role may, or may not, log in. Raises `UnknownObject`."""
         entry = self.find(name)
         rights = entry.rights
-        # From the first login on every client must prove a role. Were it no administrator, nobody
-        # who comes by that door could give any right.
+        # Once a role may log in, every client must prove a role. If this first one were not an
+        # administrator, no client of that listener could grant any rights.
         if login and not self.has_logins and ADMIN not in rights:
             rights = _sorted((*rights, ADMIN))
         return self._with(replace(entry, login=login, rights=rights))
 
     def set_verifier(self, name: str, verifier: ScramVerifier | None) -> RoleRegistry:
-        """Return a registry in which a role has another password, or none. Raises
-        `UnknownObject`."""
+        """Return a registry in which a role has this password, or none. Raises `UnknownObject`."""
         return self._with(replace(self.find(name), verifier=verifier))
 
     def add_token(self, name: str, digest: bytes, tokens_max: int | None = None) -> RoleRegistry:
-        """Return a registry in which a role has one more token, and `CONNECT`, without which no
-        token is of use. Raises `UnknownObject`, and `InvalidUsage` for too many."""
+        """Return a registry in which a role has one more token, and `CONNECT`, without which a
+        token is useless. Raises `UnknownObject`, and `InvalidUsage` for too many tokens."""
         entry = self.find(name)
         if digest in entry.tokens:
             return self
         if tokens_max is not None and len(entry.tokens) >= tokens_max:
             raise InvalidUsage(
-                f"role {entry.name} has {len(entry.tokens)} tokens, as many as it may "
-                f"(role_tokens_max): DROP TOKENS FOR ROLE {entry.name} first"
+                f"too many tokens: role {entry.name} already has {len(entry.tokens)} "
+                f"(role_tokens_max); DROP TOKENS FOR ROLE {entry.name} first"
             )
         return self._with(_with_connect(replace(entry, tokens=(*entry.tokens, digest))))
 
@@ -211,10 +213,10 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         return self._with(replace(self.find(name), tokens=()))
 
     def drop(self, names: Iterable[str]) -> RoleRegistry:
-        """Return a registry without these roles and their rights. What they own stays, and is the
-        administrators'. Raises `UnknownObject`."""
+        """Return a registry without these roles. The objects that they own remain, and only
+        administrators may change them. Raises `UnknownObject`."""
         gone = {fold(self.find(name).name) for name in names}
-        # The rights stand with their role, so that nothing of them is left.
+        # A role's rights are stored in its entry, so they go with it.
         kept = {key: entry for key, entry in self.roles.items() if key not in gone}
         return replace(self, roles=kept)
 
@@ -223,23 +225,24 @@ class RoleRegistry(msgspec.Struct, frozen=True):
     def grant(
         self, roles: Iterable[str], rights: Iterable[str], ids: Iterable[ObjectId] | None
     ) -> RoleRegistry:
-        """Return a registry in which these roles have these rights too; `ids` None: on the whole
-        service. Raises `UnknownObject`, and `InvalidUsage` for a right that objects have not."""
+        """Return a registry in which these roles also have these rights, on objects or (`ids` None)
+        on the whole service. Raises `UnknownObject`, and `InvalidUsage` for a right that does not
+        exist on objects."""
         return self._changed(roles, rights, ids, lambda old, given: old | given)
 
     def revoke(
         self, roles: Iterable[str], rights: Iterable[str], ids: Iterable[ObjectId] | None
     ) -> RoleRegistry:
-        """Return a registry in which these roles have these rights no more; see `grant`. A right on
-        the whole service stays when that on one object goes, and so does what an owner may. With
-        `CONNECT` the tokens go."""
+        """Return a registry in which these roles no longer have these rights; see `grant`. Revoking
+        a right on an object keeps the same right on the whole service, and whatever an owner may
+        do. Revoking `CONNECT` drops the role's tokens."""
         return self._changed(roles, rights, ids, lambda old, given: old - given)
 
     def own(self, name: str, ids: Iterable[ObjectId]) -> RoleRegistry:
-        """Return a registry in which a role owns these objects; the same one if the role is
-        gone."""
+        """Return a registry in which a role owns these objects, or this registry if the role does
+        not exist."""
         entry = self.get(name)
-        # It may have been dropped while its object was being created.
+        # The role may have been dropped while its object was being created.
         if entry is None:
             return self
         objects = dict(entry.objects)
@@ -248,15 +251,15 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         return self._with(replace(entry, objects=objects))
 
     def forget(self, ids: Iterable[ObjectId]) -> RoleRegistry:
-        """Return a registry without rights on these objects, which were dropped."""
+        """Return a registry without any rights on these objects, which were dropped."""
         gone = frozenset(ids)
-        # The same registry, so that nothing needs to be stored.
+        # Return this same registry, so that the caller need not store it.
         if not any(gone & entry.objects.keys() for entry in self.roles.values()):
             return self
         return replace(self, roles={key: _without(e, gone) for key, e in self.roles.items()})
 
     def prune(self, known: Iterable[ObjectId]) -> RoleRegistry:
-        """Return a registry with rights on these objects alone."""
+        """Return a registry that keeps rights only on these objects."""
         named = {id_ for entry in self.roles.values() for id_ in entry.objects}
         return self.forget(named - frozenset(known))
 
@@ -268,12 +271,12 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         change: _ChangeRights,
     ) -> RoleRegistry:
         given = frozenset(rights)
-        # Checked before anything is changed: a statement is carried out whole or not at all.
+        # Check before changing anything: a statement takes effect in full or not at all.
         objects = None if ids is None else tuple(ids)
         if objects is not None and given - OBJECT_RIGHTS:
             wrong = ", ".join(sorted(given - OBJECT_RIGHTS)).upper()
             raise InvalidUsage(
-                f"{wrong} is no right on an object, but on the whole service: leave ON … out"
+                f"{wrong} is a right on the whole service, not on an object: omit ON …"
             )
         made = self
         for name in roles:
@@ -281,7 +284,7 @@ class RoleRegistry(msgspec.Struct, frozen=True):
             if objects is None:
                 entry = replace(entry, rights=_sorted(change(frozenset(entry.rights), given)))
             else:
-                # A role with rights on many objects is copied once for all of them.
+                # Copy the rights once for all objects: a role may have rights on many.
                 kept = dict(entry.objects)
                 for id_ in objects:
                     kept[id_] = _sorted(change(frozenset(kept.get(id_, ())), given))
@@ -292,8 +295,8 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         return made
 
     def _with(self, entry: RoleEntry) -> RoleRegistry:
-        # A token does not outlive the right to use it: granted again, the right revives none. So
-        # who has tokens has the right, and logins need not look at it.
+        # A role that loses the right to use tokens also loses its tokens, so that a later GRANT
+        # does not revive them. So a role with tokens has the right, and logins need not check it.
         if entry.tokens and not entry.allows(CONNECT, None):
             entry = replace(entry, tokens=())
         return replace(self, roles={**self.roles, fold(entry.name): entry})
@@ -301,26 +304,27 @@ class RoleRegistry(msgspec.Struct, frozen=True):
     # -- the document ------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """Return the durable document."""
+        """Return the document to store."""
         document = _RolesDocument(FORMAT_VERSION, self.secret, tuple(self.roles.values()))
         return msgspec.msgpack.encode(document)
 
     @staticmethod
     def decode(data: bytes) -> RoleRegistry:
-        """Return the registry in a document. Raises `StateDirectoryError` (another format) and
-        `CorruptData`, whose texts hold nothing of it."""
+        """Decode a stored document. Raises `StateDirectoryError` (unknown format) and
+        `CorruptData`, whose texts quote nothing of it."""
         try:
-            # The format first: a document of another version is refused by name, not as corrupt.
+            # Check the format first, so that a newer document is refused as such and not as
+            # corrupt.
             found = msgspec.msgpack.decode(data, type=_RolesFormat).format
             if found != FORMAT_VERSION:
                 raise StateDirectoryError(
-                    f"the roles have format {found}; this version knows {FORMAT_VERSION}: use the "
-                    "version that wrote them"
+                    f"the roles have format {found}, but this version reads only format "
+                    f"{FORMAT_VERSION}: use the version that wrote them"
                 )
             document = msgspec.msgpack.decode(data, type=_RolesDocument)
         except msgspec.MsgspecError as error:
             raise CorruptData(f"consensus key {ROLES_KEY!r}: {error}", determinate=True) from None
-        # Tokens of a version that had no right CONNECT stay valid.
+        # Versions before CONNECT existed stored tokens without it: keep those valid.
         roles = (_with_connect(entry) if entry.tokens else entry for entry in document.roles)
         return RoleRegistry({fold(entry.name): entry for entry in roles}, document.secret)
 

@@ -1,8 +1,8 @@
-"""SET ROLE and SET SESSION AUTHORIZATION: the role that a session acts as. Pure.
+"""SET ROLE and SET SESSION AUTHORIZATION: choose the role that a session acts as. Pure.
 
-As in PostgreSQL, without members of roles: an administrator may become any role, and every role
-itself. From then on all checks of the session's rights are those of that role. SET ROLE is checked
-against the session's role, SET SESSION AUTHORIZATION against the one that the client has proved.
+As in PostgreSQL, but without role membership: an administrator may become any role, every other
+role only itself. All later checks of the session's rights use that role. SET ROLE is checked
+against the session's role, SET SESSION AUTHORIZATION against the role that the client has proved.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from actors.model.protocol.relations import fold
 from actors.runtime.errors import AccessDenied, InvalidUsage
 
 NONE: Final = "none"
-"""Name that is no role's: ``SET ROLE NONE`` goes back to the session's own role."""
+"""Not a role: ``SET ROLE NONE`` returns to the session's own role."""
 
 
 class RoleChoice(NamedTuple):
-    """The roles of a session at one moment, to go back to."""
+    """The roles of a session at one moment, so that they can be restored."""
 
     session_role: str | None
     role: str | None
 
 
 def role_choice(session: OpenSession) -> RoleChoice:
-    """Return the present roles of a session."""
+    """Return the current roles of a session."""
     return RoleChoice(session.session_role, session.role)
 
 
 def restore_role(session: OpenSession, choice: RoleChoice) -> None:
-    """Go back to the roles that a session had."""
-    # One that had proved no role may have made the first one since, and goes on as that.
+    """Restore earlier roles of a session."""
+    # A session without a role may since have created the first one: it continues as that role.
     session.session_role, session.role = (
         session.login_role if role == UNPROVEN else role for role in choice
     )
 
 
 def set_role(session: OpenSession, name: str) -> None:
-    """Act as a role from now on; "none": as the session's own. Raises `InvalidUsage` for one that
-    does not exist, `AccessDenied` for one that the session may not become."""
+    """Act as the named role from now on, or for "none" as the session's own role. Raises
+    `InvalidUsage` if the role does not exist, `AccessDenied` if the session may not become it."""
     if fold(name) == NONE:
         session.role = session.session_role
     else:
@@ -48,8 +48,8 @@ def set_role(session: OpenSession, name: str) -> None:
 
 
 def set_session_authorization(session: OpenSession, name: str | None) -> None:
-    """Make a role the session's own, and act as it; None: the one that the client has proved.
-    Raises as `set_role` does."""
+    """Make the named role the session's own and act as it; None restores the role that the client
+    has proved. Raises as `set_role` does."""
     if name is None:
         session.session_role = session.login_role
     else:
@@ -60,8 +60,8 @@ def set_session_authorization(session: OpenSession, name: str | None) -> None:
 
 
 def _become(session: OpenSession, own: str | None, name: str, what: str) -> str | None:
-    """Return the role of a name, if a session of the role `own` may become it."""
-    # Needs no right, as pools set the role that they have logged in as.
+    """Return the role's name as it was created, if a session of the role `own` may become it."""
+    # Always allowed without a lookup: connection pools set the role that they logged in as.
     if own and fold(own) == fold(name):
         return own
     rules = session.rules

@@ -1,13 +1,13 @@
 """The controller: the one actor that knows all objects and answers for the service.
 
-It takes requests of sessions, sends commands to the replicas, and follows frontiers. Its parts
-decide: `StatementQueue` (the catalog), `PendingReads` (reads and waits), `RunningSubscribes`,
-`RunningCopies`; writes go to the `TableWriter`. All parts share one `ControllerState` and run in
-this actor's task.
+It takes requests from sessions, sends commands to the replicas, and follows frontiers. Its parts
+make the decisions: `StatementQueue` (the catalog), `PendingReads` (reads and waits),
+`RunningSubscribes`, `RunningCopies`; writes go to the `TableWriter`. All parts share one
+`ControllerState` and run in this actor's task.
 
-Child: the table writer. The links to the replicas are parts, too. A restart builds everything from
-the durable catalog: each object's dataflow is created again, and resumes where its durable output
-ends.
+The table writer is its child; the links to the replicas are parts of it. A restart rebuilds
+everything from the durable catalog: each object's dataflow is created again and resumes where its
+durable output ends.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from actors.control.controller.catalog.catalog import (
 )
 from actors.control.controller.catalog.connector_ddl import (
     ConnectorMakers,
+    ConnectorStore,
     NoConnectors,
-    StorageStore,
 )
 from actors.control.controller.catalog.ddl import CatalogStore
 from actors.control.controller.catalog.statements import StatementDone, StatementQueue
@@ -72,9 +72,9 @@ from actors.control.controller.reads.relations import RelationRead, SystemRelati
 from actors.control.controller.reads.status import (
     StatusRead,
     inspect_objects,
-    live_text,
     read_sinces,
     report,
+    running_state_text,
 )
 from actors.control.controller.reads.subscribes import (
     PieceDue,
@@ -241,9 +241,14 @@ class Controller(Actor[ControllerMessage]):
         queries: ActorAddress[ExecutorMessage] | None = None,
         sessions: OpenSessions | None = None,
     ) -> None:
-        """Take the environment. `connectors` makes sources and sinks; None: there are none.
-        `memory_reads` reads rows of keys, also beside this actor. `queries` runs queries; None:
-        `executor` does. `sessions`: those of all doors."""
+        """Set up the actor; `on_start` makes its state.
+
+        Args:
+            connectors: Makes sources and sinks; None if there are none.
+            memory_reads: Reads rows by key from memory; also used by listeners directly.
+            queries: Executor for queries; None to use `executor`.
+            sessions: The sessions of all listeners; None to make an empty set.
+        """
         self._boot = boot
         self._persist = persist
         self._store = CatalogStore(persist, executor, settings)
@@ -252,7 +257,7 @@ class Controller(Actor[ControllerMessage]):
         self._scratch = scratch
         self._maintenance = maintenance
         self._watched: set[str] = set()
-        """Paths of the sessions that have asked for something."""
+        """Paths of the watched sessions: those that have sent a request."""
         self._sessions = sessions
         self._executor = executor
         self._query_executor = queries or executor
@@ -288,7 +293,7 @@ class Controller(Actor[ControllerMessage]):
             self._queries,
             self._statements,
         )
-        # Those whose requests run on, and need their rights for as long.
+        # The parts whose requests keep running, and need their rights for as long.
         self._running = (self._subscribes, self._copies, copies, self._reads, self._queries)
         note_quarantined(state)
         self._statements.open_times()
@@ -332,21 +337,21 @@ class Controller(Actor[ControllerMessage]):
             retain,
             instance,
             writer,
-            StorageStore(self._store, self._connectors),
+            ConnectorStore(self._store, self._connectors),
             self._supply.statistics,
             self._maintenance,
             self._sessions or OpenSessions(self.ctx.now_ms),
         )
 
     async def on_stop(self) -> None:
-        # Each replica learns at once that its client is gone.
+        # So that each replica learns immediately that its client is gone.
         await self._instance.aclose()
         if self._storage_link is not None:
             await self._storage_link.aclose()
 
     def _initial_commands(self, frontiers: ObjectFrontiers, retain: RetainHolds) -> list[Command]:
-        """Return the history of a fresh replica: all objects, each from where its output ends.
-        Track the frontiers and retained histories of all."""
+        """Return the command history for a fresh replica: every object, from where its output ends.
+        Start tracking the frontiers and retained histories of all objects."""
         boot, settings = self._boot, self._settings
         commands: list[Command] = [
             CreateInstance(settings.workers, expiration_ms=settings.expiration_ms),
@@ -365,7 +370,7 @@ class Controller(Actor[ControllerMessage]):
                 frontiers.track(entry, upper, now_ms=self.ctx.now_ms())
                 continue
             as_of = restart_as_of(boot, entry)
-            # An index is rebuilt in memory, and so readable from its new as_of only.
+            # An index is rebuilt in memory, so it is readable only from its new as_of.
             readable_from = as_of if entry.kind == INDEX else 0
             frontiers.track(entry, upper, readable_from, now_ms=self.ctx.now_ms())
             commands.append(CreateDataflow(describe_dataflow(boot.catalog, entry, as_of)))
@@ -473,7 +478,8 @@ class Controller(Actor[ControllerMessage]):
             case RolesStored():
                 self._roles.stored(message)
             case InputsChecked(session, request, role):
-                # Also where nothing runs yet: the view's owner would keep what it reads.
+                # Check although nothing runs yet: otherwise the view's owner would keep access to
+                # what it reads.
                 denied = lost_right(access, message.rights)
                 if denied is None:
                     self._serve(session, request, role)
@@ -486,7 +492,7 @@ class Controller(Actor[ControllerMessage]):
             self._subscribes.dropped(entry)
             self._copies.dropped(entry)
             self._copies_from.dropped(entry)
-        # A view that got another shard is dropped to its readers alone: its rights stay.
+        # A view that moved to another shard is dropped only for its readers; its rights stay.
         gone = tuple(each for each in entries if self._state.catalog.get(each.id) is None)
         if gone:
             self._roles.dropped(gone)
@@ -503,17 +509,17 @@ class Controller(Actor[ControllerMessage]):
         session, request = submitted.session, submitted.request
         if session.path not in self._watched:
             self._watched.add(session.path)
-            # A session without requests has no state here, and need not be watched.
+            # Watch a session from its first request: before that, it has no state here.
             self.ctx.watch(session, messages.SessionClosed(session.path))
         role = self._roles.role_of(session.path, submitted.role)
         self._serve(session, request, role, unchecked=True)
 
     def _rules_changed(self, rules: AccessRules, asker: str) -> None:
-        """End what may not go on under changed rules: sessions first, then requests of others.
-        `asker`: path of the session that has changed them."""
+        """End whatever the new rules no longer allow: first sessions, then individual requests.
+        `asker` is the path of the session that changed the rules."""
         self._state.sessions.apply(rules, asker)
         for part in self._running:
-            # Over a list, since ended requests leave their part.
+            # Iterate over a list, since ending a request removes it.
             for each, denied in list(revoked(part.running(), rules, self._roles.role_of)):
                 part.cancel(each.session, each.request, denied)
 
@@ -524,18 +530,19 @@ class Controller(Actor[ControllerMessage]):
         return held_rights(role, needed_rights(self._state.catalog, request))
 
     def _is_permitted(self, session: ActorAddress[Any], request: Request, role: str | None) -> bool:
-        """Return whether a request may be handled now. Raises `InvalidUsage` for settings of a view
-        or a query that are not permitted, and as `check_request` does."""
+        """Return whether a request may be handled now; False means that its inputs are being
+        checked first. Raises `InvalidUsage` for settings that a view or query may not have, and as
+        `check_request` does."""
         check_request(self._state.access, self._state.catalog, role, request)
         if not isinstance(request, CreateView | ExplainQuery | RunQuery | DescribeQuery):
             return True
-        # Of administrators, too: what a setting opens, a view would open at each start.
+        # Applies to administrators, too: a view would apply its settings again at each start.
         check_settings(request.conf, self._settings.engine_shuffle_partitions_max)
         if isinstance(request, RunQuery | DescribeQuery) or self._state.access.is_free(role):
             return True
         if isinstance(request, ExplainQuery) and request.refresh_policy == "none":
             return True
-        # What a view's text names is known only when it has been analysed.
+        # Only the analysis of a view's text shows what it reads.
         self._queries.check_inputs(session, request, role)
         return False
 
@@ -545,7 +552,7 @@ class Controller(Actor[ControllerMessage]):
             self._subscribes.bytes_delivered(told.session, told.request, told.bytes)
 
     def _pin(self, asked: messages.PinObjects) -> None:
-        """Answer with the catalog and a time. A fault fails this request alone."""
+        """Answer with the catalog and a time. An error fails only this request."""
         try:
             asked.reply.set(pin_objects(self._state, asked))
         except PenstockError as error:
@@ -569,8 +576,8 @@ class Controller(Actor[ControllerMessage]):
         except PenstockError as error:
             reply_error(session, request.request, error)
         except Exception as error:
-            # A fault fails this request alone, and not the controller with all others.
-            log.exception("%s failed by a fault of this program", type(request).__name__)
+            # An internal error fails only this request, not the controller and all other requests.
+            log.exception("%s failed with an internal error", type(request).__name__)
             reply_error(session, request.request, to_penstock_error(error))
 
     def _await_contents(
@@ -580,7 +587,7 @@ class Controller(Actor[ControllerMessage]):
         role: str | None,
         table: CatalogObject,
     ) -> None:
-        """Serve a request when a source's table has contents."""
+        """Serve a request once a source's table has its first contents."""
         again = partial(self._serve, session, request, role)
         held = self._held(request, role)
         self._reads.await_contents(session, request, table, again, held)
@@ -606,7 +613,7 @@ class Controller(Actor[ControllerMessage]):
             case SubscribeObject():
                 self._subscribes.subscribe(session, request, self._held(request, role))
             case EndRequest(number, target):
-                # An unknown target is no error: its answer may be on its way to the client.
+                # An unknown target is not an error: its answer may be on its way to the client.
                 any(part.cancel(session.path, target) for part in self._parts)
                 session.reply(RequestDone(number))
             case CopyTo():
@@ -635,7 +642,7 @@ class Controller(Actor[ControllerMessage]):
             case ListRoles():
                 session.reply(self._roles.report(request))
             case CheckRight(number):
-                # Checked already, as every request is.
+                # Already checked, as every request is.
                 session.reply(RequestDone(number))
             case SignalSession(number, target, end):
                 self._state.sessions.find(target).signal(end=end)
@@ -646,11 +653,11 @@ class Controller(Actor[ControllerMessage]):
         if ratio is not None:
             if tracing is None:
                 raise InvalidUsage(
-                    "this service has no exporter of traces: start it with --otlp URL or "
+                    "tracing is not configured: start the service with --otlp URL or "
                     "--trace-file FILE"
                 )
             tracing.ratio = ratio
-            log.info("of new traces a share of %g is sampled from now on", ratio)
+            log.info("the sampling ratio of new traces is now %g", ratio)
         return TracingReport(number, tracing is not None, 0.0 if tracing is None else tracing.ratio)
 
     def _write(self, session: ActorAddress[Any], request: WriteTables) -> None:
@@ -659,16 +666,16 @@ class Controller(Actor[ControllerMessage]):
         check_definitions(changes)
         try:
             enqueue = messages.EnqueueWrite(session, request.request, PlannedWrite(changes))
-            # The controller never waits to send: a full writer is reported to the client as
+            # The controller never waits to send: if the writer's queue is full, the client gets
             # `ResourceBusy`.
             self._state.writer.send_nowait(enqueue)
         except WouldBlock:
-            raise ResourceBusy("too many writes wait already: try again later") from None
+            raise ResourceBusy("too many writes are waiting: try again later") from None
 
     def _target(self, entry: CatalogObject) -> TableTarget:
         if entry.kind != TABLE or entry.shard is None:
-            raise InvalidUsage(f"{entry.name} is a {entry.kind}: only tables are written")
-        # Only writes that the table writer already has come before the drop.
+            raise InvalidUsage(f"cannot write to {entry.name}: it is a {entry.kind}, not a table")
+        # Let the drop wait only for writes that the table writer already has.
         if self._statements.is_closing(entry.id):
             raise UnknownObject(f"table {entry.name} is being dropped")
         return TableTarget(entry.id, entry.name, entry.shard, entry.schema, entry.column_defaults)
@@ -676,8 +683,8 @@ class Controller(Actor[ControllerMessage]):
     def _explain(self, session: ActorAddress[Any], request: ExplainView, role: str | None) -> None:
         entry = self._state.catalog.find(request.name)
         if entry.kind != VIEW or entry.plan is None:
-            raise InvalidUsage(f"{entry.name} is a {entry.kind}: only views have a plan")
-        live = live_text(self._state, self._sources, role, entry)
+            raise InvalidUsage(f"{entry.name} is a {entry.kind}: only views have a plan to explain")
+        live = running_state_text(self._state, self._sources, role, entry)
         session.reply(RequestDone(request.request, f"{explain(entry.plan)}\n{live}"))
 
     # -- the replicas --------------------------------------------------------------------------
@@ -709,7 +716,7 @@ class Controller(Actor[ControllerMessage]):
         match response:
             case Frontiers(id=id_):
                 entry = self._state.catalog.of_dataflow(id_)
-                # Of a dataflow that was dropped or replaced.
+                # The index may have been dropped or replaced.
                 if entry is None:
                     return
                 moved = self._state.frontiers.report(replace(response, id=entry.id))
@@ -723,12 +730,12 @@ class Controller(Actor[ControllerMessage]):
                 if entry is not None:
                     self._state.frontiers.note(replace(response, id=entry.id))
                     note_report(self._state, entry, response.state, response.text)
-                # Copies are dataflows of no object.
+                # Copies are dataflows that belong to no object.
                 self._copies.noted(response)
             case CopyToResponse():
                 self._copies.responded(response)
             case ConnectionRefused():
-                log.warning("the replica says what nobody asked for: %s", response)
+                log.warning("unexpected response from a replica: %s", response)
             case _:
                 assert_never(response)
 
@@ -736,12 +743,12 @@ class Controller(Actor[ControllerMessage]):
         moved = self._sources.responded(message)
         self._sealed(moved)
         if moved is not None:
-            # A view over this table and clients' tables needs those sealed as far.
+            # A view over this table and clients' tables needs those sealed as far, too.
             self._ticks.advanced(moved)
 
     def _sealed(self, id_: ObjectId | None) -> None:
-        """Resume the reads that wait for the object's upper, and report its growth to
-        maintenance."""
+        """Resume the reads that wait for the object's upper, and tell maintenance that its shard
+        has grown."""
         if id_ is None:
             return
         self._reads.advanced(id_)
@@ -758,7 +765,7 @@ class Controller(Actor[ControllerMessage]):
     def _move_holds(self) -> None:
         observe_objects(self._state)
         self._statements.drop_zombie_holds()
-        # Before the moves: the hold of a subscribe that is cut off is dropped and not moved.
+        # Before the moves, so that the hold of a subscribe that is cut off is dropped, not moved.
         self._subscribes.cut_off()
         self._holds.move(self._subscribes.hold_moves())
 

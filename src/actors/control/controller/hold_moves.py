@@ -1,7 +1,7 @@
-"""Advances holds behind uppers, at intervals, all in one batch.
+"""Advances holds as uppers advance, at intervals and in one batch.
 
-These are the retain holds of shards (`holds.RetainHolds`), those of indexes, which keep a little
-history, and those of subscribes. After a failure the next round moves them.
+These are the retain holds of shards (`holds.RetainHolds`), those of indexes, which keep a short
+history, and those of subscribes. If a round fails, the next one moves them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ class HoldMoves:
     def __init__(self, state: ControllerState) -> None:
         self._state = state
         self._moving = False
+        """True while a batch is being made durable."""
 
     def begin(self) -> None:
         """Start the timer of the next round."""
         self._state.ctx.after(self._state.settings.hold_downgrade_ms, HoldsDue())
 
     def move(self, others: Iterable[Move]) -> None:
-        """Move all holds that lag, and `others`."""
+        """Move all holds that lag, and the `others`."""
         self.begin()
         if self._moving:
             return
@@ -55,7 +56,7 @@ class HoldMoves:
         moves = list(others)
         for entry in state.catalog.objects:
             if entry.id in state.catalog.quarantined:
-                continue  # nothing of it moves
+                continue  # its holds do not move
             if entry.kind == INDEX:
                 moves += self._compact_index(entry)
             elif entry.shard is not None:
@@ -73,8 +74,8 @@ class HoldMoves:
         )
 
     def _compact_index(self, entry: CatalogObject) -> list[Move]:
-        """Compact an index to a little history. Return the move of its hold to where it would start
-        over."""
+        """Compact an index to a short history. Return the move of its hold to the time from which
+        it would be rebuilt."""
         state = self._state
         upper = state.frontiers.upper(entry)
         since = upper - max(1, state.settings.index_history_ms)
@@ -82,7 +83,7 @@ class HoldMoves:
         shard = state.catalog.by_id(entry.depends[0]).shard
         if is_empty(upper) or since - now < state.settings.hold_downgrade_ms or shard is None:
             return []
-        # Reads below the new since choose the shard from now on (`Reads._target`).
+        # From now on, reads below the new since use the shard (`choose_ways`).
         state.frontiers.compacted(entry.id, since)
         state.command(AllowCompaction(entry.dataflow_id, since))
         return [(shard, dataflow_holder(entry.dataflow_id), since)]
@@ -91,11 +92,11 @@ class HoldMoves:
         """End a round."""
         self._moving = False
         error = message.error
-        if isinstance(error, UnknownObject):  # dropped meanwhile; the next round goes without it
-            log.debug("holds stay where they are for now: %s", error)
+        if isinstance(error, UnknownObject):  # dropped in the meantime; the next round omits it
+            log.debug("holds were not moved this time: %s", error)
             return
         if error is not None:
-            log.warning("holds stay where they are for now: %s: %s", type(error).__name__, error)
+            log.warning("holds were not moved this time: %s: %s", type(error).__name__, error)
             return
         for shard, holder, since in message.moves:
             if holder == RETAIN:

@@ -1,12 +1,12 @@
-"""Tasks of the controller that run beside it, for as long as the service does.
+"""Background tasks of the controller, which run as long as the service does.
 
-Maintenance compacts shards that grew, at intervals, gives back the space of those that no longer
+Maintenance compacts shards that grew, at intervals, reclaims the space of those that no longer
 grow, and removes orphaned blobs. A shard whose maintenance fails is retried when it grows again;
 failures are only logged.
 
-Another task follows the changes that other processes make to the same stores. When its watch ends,
-it halts the service: another one has taken over the stores (`WriterFenced`), or the stores report
-no changes any more.
+A second task follows the changes that other processes make in the same stores. When its watch ends,
+it halts the service: either another service has taken over the stores (`WriterFenced`), or the
+stores no longer report changes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class FollowTask(Actor[_Ended]):
-    """Runs `watch`, over the changes of other processes, while the service does. When it ends calls
-    `halt` once, with its error: another service has taken over the stores (`WriterFenced`), or the
-    stores report no changes any more."""
+    """Runs `watch` over the changes of other processes for as long as the service runs. When
+    `watch` ends, calls `halt` once with its error: another service has taken over the stores
+    (`WriterFenced`), or the stores no longer report changes."""
 
     def __init__(
         self, watch: Callable[[], Awaitable[None]], halt: Callable[[Exception], None]
@@ -48,7 +48,7 @@ class FollowTask(Actor[_Ended]):
     async def on_start(self) -> None:
         self.ctx.effect(
             self._watch,
-            done=lambda _: _Ended(ResourceClosed("the stores tell of no changes any more")),
+            done=lambda _: _Ended(ResourceClosed("the stores no longer report changes")),
             failed=_Ended,
         )
 
@@ -65,11 +65,11 @@ class _Due(msgspec.Struct, frozen=True, gc=False):
 
 
 class _ReclaimDue(msgspec.Struct, frozen=True, gc=False):
-    """One more `reclaim_ms` has passed."""
+    """Another `reclaim_ms` has passed."""
 
 
 class _OrphansDue(msgspec.Struct, frozen=True, gc=False):
-    """The grace of orphans has passed."""
+    """The grace period of orphans has passed."""
 
 
 class _Maintained(msgspec.Struct, frozen=True, gc=False):
@@ -94,18 +94,24 @@ class MaintenanceTask(Actor[_Message]):
         self._persist = persist
         self._settings = settings
         self._grown: dict[ShardId, None] = {}
-        """Shards in the order in which they first grew."""
+        """Shards that grew, in the order in which they first did; maintained and removed one by
+        one."""
         self._kept: dict[ShardId, None] = {}
-        """Shards whose space is looked after, whether they grew or not."""
+        """Shards whose space is to be reclaimed, whether they grew or not; refilled every
+        `reclaim_ms`."""
         self._grown_last = False
-        """True if the last one looked after was a grown one: others have their turn then."""
+        """True if the last maintained shard was one that grew: the others have their turn next."""
         self._running: str | None = None
-        # The first collection of a process only lists; a later one removes what an earlier process
-        # left.
+        """Description of the running work, for people; None if idle."""
+        # The first collection of a process only lists orphans; a later one removes what an earlier
+        # process left.
         self._orphans_due = True
         self._orphans_timer: RunningEffect | None = None
+        """Timer of the next collection of orphans."""
         self._done = 0
+        """Number of maintenance runs and collections that have ended."""
         self._failed = 0
+        """Number of them that failed."""
 
     async def on_start(self) -> None:
         self.ctx.after(self._settings.maintenance_ms, _Due())
@@ -113,7 +119,8 @@ class MaintenanceTask(Actor[_Message]):
 
     @property
     def _reclaim_ms(self) -> int:
-        # Within a lease's time, so that a dead process's lease is seen long before it expires.
+        # Within a lease's lifetime, so that the lease of a dead process is noticed long before it
+        # expires.
         return max(1, min(self._settings.reclaim_ms, self._settings.reader_lease_ms // RENEWALS))
 
     async def receive(self, message: _Message) -> None:
@@ -142,15 +149,15 @@ class MaintenanceTask(Actor[_Message]):
                     log.info("removed %d orphaned blobs", count)
                 if self._orphans_timer is not None:
                     self._orphans_timer.cancel()
-                # A blob is removed only when two collections, the grace apart, have found it
-                # unnamed.
+                # A blob is removed only after two collections, one grace period apart, found no
+                # reference to it.
                 delay = self._settings.blob_orphan_grace_ms
                 self._orphans_timer = self.ctx.after(delay, _OrphansDue())
             case _:
                 assert_never(message)
 
     def _next(self) -> None:
-        # One shard at a time, so that compaction never takes more than its share.
+        # Maintain one shard at a time, to limit the resources that compaction takes.
         if self._running is not None:
             return
         if self._orphans_due:
@@ -183,11 +190,12 @@ class MaintenanceTask(Actor[_Message]):
     def _finished(self, what: str, error: Exception | None) -> None:
         self._running = None
         self._done += 1
-        # A shard that was dropped meanwhile is no failure.
+        # A shard that was dropped in the meantime is not a failure.
         if error is not None and not isinstance(error, UnknownObject):
             self._failed += 1
             log.warning("%s failed: %s: %s", what, type(error).__name__, error)
 
     def describe(self) -> str:
         state = self._running or "idle"
-        return f"{state}; {len(self._grown)} shards wait; {self._done} done, {self._failed} failed"
+        waiting = len(self._grown)
+        return f"{state}; {waiting} shards waiting; {self._done} done, {self._failed} failed"

@@ -1,6 +1,6 @@
-"""Messages of the controller's actors. They stay in the process and pass by reference.
+"""Messages of the controller's actors. They stay within the process and are passed by reference.
 
-A session sends requests to the controller and waits for room; answers go back in the room that the
+A session that sends a request to the controller waits for room; answers use the room that the
 request reserved (`ActorAddress.reply`). The controller never waits to send.
 """
 
@@ -23,11 +23,11 @@ from actors.runtime.kernel import ActorAddress, ReplySlot
 from actors.runtime.progress import Frontier, ObjectId, ShardId, Time
 
 BARE_ANSWER_BYTES: Final = 256
-"""Size that an answer without rows counts for."""
+"""Bytes charged for an answer without rows."""
 
 
 def changes_bytes(changes: api.SubscribeChanges) -> int:
-    """Return the size that a subscribe's changes count for until they are passed on."""
+    """Return the bytes charged for a subscribe's changes until they are delivered."""
     return BARE_ANSWER_BYTES if changes.arrow is None else len(changes.arrow)
 
 
@@ -35,20 +35,20 @@ def changes_bytes(changes: api.SubscribeChanges) -> int:
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request; its answers (`api.Answer`) are delivered to `session`."""
+    """A request, whose answers (`api.Answer`) are delivered to `session`."""
 
     session: ActorAddress[Any]
     request: api.Request
     peer: str = ""
-    """Address of the client, for people."""
+    """The client's address, for display."""
     role: str | None = None
-    """Role of the session; None: it is trusted, and may do everything (`access.access_rules`)."""
+    """Role of the session; None if it is trusted and may do everything (`access.access_rules`)."""
     opened: OpenSession | None = None
-    """The session as all doors show it."""
+    """The session as listed among the sessions of all listeners."""
 
 
 class BytesDelivered(msgspec.Struct, frozen=True, gc=False):
-    """The session has passed on so many bytes of a subscribe's changes, or of a read's rows."""
+    """The session has delivered so many bytes of a subscribe's changes, or of a read's rows."""
 
     session: str
     request: int
@@ -56,19 +56,19 @@ class BytesDelivered(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionClosed(msgspec.Struct, frozen=True, gc=False):
-    """The session has stopped: what it asked for is void."""
+    """The session has stopped: its requests are to be ended."""
 
     session: str
 
 
 class PinObjects(msgspec.Struct, frozen=True, gc=False):
-    """A reader in this process asks for the catalog, if it is another than that of `seqno`, and for
-    the time at which the objects of these names are read together. Fails with `UnknownObject` and
+    """A reader in this process asks for the catalog, unless it still has seqno `seqno`, and for the
+    time at which to read the objects of these names together. Fails with `UnknownObject` and
     `InvalidUsage`."""
 
     names: tuple[str, ...]
     seqno: int | None
-    """Sequence number of the catalog that the asker has; -1: none."""
+    """Sequence number of the catalog that the reader has; -1 if it has none."""
     reply: ReplySlot[PinnedObjects]
 
 
@@ -77,16 +77,16 @@ class PinnedObjects(msgspec.Struct, frozen=True, gc=False):
 
     seqno: int | None
     objects: tuple[CatalogObject, ...] | None
-    """All objects of the catalog; None: they are those of `PinObjects.seqno`."""
+    """All objects of the catalog; None if the reader's catalog is current."""
     time: Time
     missing: str = ""
     """Name of a source's table below the objects that has no contents yet: a read waits for it."""
     access: AccessRules = AccessRules()
-    """The roles and their rights now."""
+    """The current roles and their rights."""
 
 
 class FindLogin(msgspec.Struct, frozen=True, gc=False):
-    """A door in this process asks how a user of this name is let in."""
+    """A listener in this process asks how to authenticate a user of this name."""
 
     name: str
     reply: ReplySlot[RoleLogin]
@@ -99,7 +99,7 @@ class CountReplicas(msgspec.Struct, frozen=True, gc=False):
 
 
 class ObjectReadiness(msgspec.Struct, frozen=True, gc=False):
-    """Condition of one object, for a monitor."""
+    """The condition of one object, for a monitor."""
 
     name: str
     kind: str
@@ -117,7 +117,7 @@ class InspectObjects(msgspec.Struct, frozen=True, gc=False):
 
 
 class FindToken(msgspec.Struct, frozen=True, gc=False):
-    """A door in this process asks which role a token proves."""
+    """A listener in this process asks which role a token proves."""
 
     digest: bytes
     reply: ReplySlot[TokenLogin]
@@ -127,7 +127,7 @@ class FindToken(msgspec.Struct, frozen=True, gc=False):
 
 
 class EnqueueWrite(msgspec.Struct, frozen=True, gc=False):
-    """A write for the next group; `at` drives the oracle by hand (tests)."""
+    """A write for the next group. `at` fixes its time; only tests set it."""
 
     session: ActorAddress[Any]
     request: int
@@ -136,13 +136,13 @@ class EnqueueWrite(msgspec.Struct, frozen=True, gc=False):
 
 
 class TickTables(msgspec.Struct, frozen=True, gc=False):
-    """Seals the tables at a fresh time, with no rows; answered with the time."""
+    """Seal the tables at a new time, without rows. Answered with that time."""
 
     reply: ReplySlot[Time]
 
 
 class CloseTable(msgspec.Struct, frozen=True, gc=False):
-    """A table is to be dropped: answered when no earlier write to it is running."""
+    """Prepare the drop of a table: answered once no earlier write to it is running."""
 
     id: ObjectId
     reply: ReplySlot[None]
@@ -155,8 +155,8 @@ class ArrangeTable(msgspec.Struct, frozen=True, gc=False):
 
 
 class AlterTable(msgspec.Struct, frozen=True, gc=False):
-    """Another schema for a table: `work` makes it durable between two writes, and what it returns
-    is the answer. Writes that follow are fitted to the columns of `target`."""
+    """Give a table another schema: `work` makes it durable between two writes, and its result is
+    the answer. Later writes are fitted to the columns of `target`."""
 
     target: TableTarget
     work: Callable[[], Awaitable[Any]]
@@ -164,8 +164,8 @@ class AlterTable(msgspec.Struct, frozen=True, gc=False):
 
 
 class AppendCopy(msgspec.Struct, frozen=True, gc=False):
-    """A copy from files, for a time of its own; the writer owns its parts from now on, and sends
-    `CopyAppended` to the controller."""
+    """Append a copy from files at a time of its own. From now on the table writer owns the parts;
+    it sends `CopyAppended` to the controller."""
 
     name: str
     copy: StagedCopy
@@ -181,7 +181,7 @@ class CopyTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class CopyAppended(CopyTurn, frozen=True, gc=False):
-    """Table writer → controller: all rows of the copy are durable at `time`, or the error."""
+    """Table writer → controller: all rows of the copy are durable at `time`, or it failed."""
 
     name: str
     rows: int = 0
@@ -195,7 +195,7 @@ class TablesAdvanced(msgspec.Struct, frozen=True, gc=False):
 
     upper: Frontier
     wrote: bool = True
-    """True if rows were written, and not just the time moved on."""
+    """True if rows were written, False if only the time advanced."""
 
 
 # -- maintenance -----------------------------------------------------------------------------------

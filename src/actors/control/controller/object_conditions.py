@@ -1,6 +1,6 @@
-"""The condition of each object as all of its readers see it: its age, its state, and what holds it
-back. The rule for faults is `ObjectFaults`; this module applies it to the controller's state.
-"""
+"""The condition of each object, the same for everything that shows it: its staleness, its state,
+and what holds it back. `ObjectFaults` has the rule for faults; this module applies it to the
+controller's state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ log = logging.getLogger("penstock.controller")
 
 
 class ObjectCondition(msgspec.Struct, frozen=True, gc=False):
-    """State of one object; of a fault also since when, and how many attempts have failed since."""
+    """State of one object; for a fault also when it started and how many attempts have failed
+    since."""
 
     state: str
     text: str = ""
@@ -44,7 +45,7 @@ def note_report(
 
 
 def settle(state: ControllerState, entry: CatalogObject) -> None:
-    """End the object's fault if it is over."""
+    """End the object's fault if the object has recovered."""
     fault = state.faults.get(entry.id)
     if fault is None or not fault.runs:
         return
@@ -54,15 +55,15 @@ def settle(state: ControllerState, entry: CatalogObject) -> None:
 
 
 def note_quarantined(state: ControllerState) -> None:
-    """Take the objects that are in quarantine, at the service's start."""
+    """Record the objects that are quarantined when the service starts."""
     for id_, found in state.catalog.quarantined.items():
         note_report(state, state.catalog.by_id(id_), QUARANTINED, found.reason)
 
 
 def observe_objects(state: ControllerState) -> None:
-    """End the faults that are over. Called at intervals."""
+    """End the faults of objects that have recovered. Called at intervals."""
     for id_, _ in state.faults.all():
-        # No report comes of a view that has nothing to do: its upper does not move.
+        # An idle view sends no report, since its upper does not advance.
         settle(state, state.catalog.by_id(id_))
 
 
@@ -81,12 +82,12 @@ def _log(state: ControllerState, entry: CatalogObject, change: FaultChange | Non
 def condition_of(
     state: ControllerState, entry: CatalogObject, word: str, text: str = ""
 ) -> ObjectCondition:
-    """Return the condition of an object that has last reported this state and text."""
+    """Return the condition of an object whose last report had this state and text."""
     fault = state.faults.get(entry.id)
-    # First: what it reported last is but an attempt to get over the fault.
+    # Check the fault first: the last report may be of an attempt to recover from it.
     if fault is not None:
         return ObjectCondition(fault.state, fault.reason, fault.hint, fault.since_ms, fault.retries)
-    cause = held_back_by(state, entry)
+    cause = blocking_dependency(state, entry)
     if cause is not None:
         below, found = cause
         waits = f"waits for {below.kind} {below.name}, which is {found}"
@@ -94,8 +95,10 @@ def condition_of(
     return ObjectCondition(word, text)
 
 
-def held_back_by(state: ControllerState, entry: CatalogObject) -> tuple[CatalogObject, str] | None:
-    """Return an object that this one depends on and that goes on no further, and its state."""
+def blocking_dependency(
+    state: ControllerState, entry: CatalogObject
+) -> tuple[CatalogObject, str] | None:
+    """Return a dependency of this object that is not advancing, and its state."""
     seek, seen = list(entry.depends), set[ObjectId]()
     while seek:
         id_ = seek.pop()
@@ -103,7 +106,7 @@ def held_back_by(state: ControllerState, entry: CatalogObject) -> tuple[CatalogO
             continue
         seen.add(id_)
         below, fault = state.catalog.by_id(id_), state.faults.get(id_)
-        # A definite error holds nobody back: it is in the contents of what depends on it.
+        # A definite error holds nothing back: it becomes part of the dependents' contents.
         if fault is not None and fault.state != ERRORED:
             return below, fault.state
         seek += below.depends
@@ -111,14 +114,14 @@ def held_back_by(state: ControllerState, entry: CatalogObject) -> tuple[CatalogO
 
 
 def lag_ms(state: ControllerState, entry: CatalogObject) -> int:
-    """Return the age of what a reader of the object sees.
+    """Return how stale the contents are that a reader of the object sees, in ms.
 
-    A table that clients write is never old. A table that a source fills is as old as the last
-    moment at which the source is known to have had all that its external system had; a view as the
-    oldest change that it lacks, or as its error.
+    A table that clients write is never stale. A table that a source fills is as old as the last
+    moment at which the source was known to have everything from its external system. A view is as
+    old as the oldest change that it lacks, or as its error.
     """
     now = state.oracle_now()
-    if entry.kind == PLAIN_VIEW:  # computed when it is read, of these
+    if entry.kind == PLAIN_VIEW:  # the staleness is computed on demand, from these inputs
         below = (lag_ms(state, state.catalog.by_id(id_)) for id_ in entry.depends)
         return max(below, default=0)
     frontiers = state.frontiers
@@ -130,14 +133,15 @@ def lag_ms(state: ControllerState, entry: CatalogObject) -> int:
     seen = _missing(state, entry)
     from_ = frontiers.readable_from(entry.id) if entry.kind == INDEX else entry.as_of
     if entry.kind != TABLE and upper <= from_:
-        # It has no contents yet: readers have waited since it began.
+        # It has no contents yet: readers have been waiting since it started.
         seen.append(frontiers.tracked_since_ms(entry.id))
     return max(0, now - min(seen, default=now))
 
 
 def _missing(state: ControllerState, entry: CatalogObject) -> list[Time]:
-    """Return the times since which the object lacks changes: one for each table of clients that is
-    further, and for each source's table the time up to which its source is known here."""
+    """Return the times since which the object lacks changes: one for each client table that is
+    further ahead, and for each source's table the time up to which its external changes are known
+    here."""
     frontiers = state.frontiers
     known = max(frontiers.upper(entry), entry.as_of)
     found = []
@@ -158,7 +162,7 @@ def _missing(state: ControllerState, entry: CatalogObject) -> list[Time]:
 def _is_current(state: ControllerState, entry: CatalogObject) -> bool:
     """Return whether the object has all changes that are durable in the tables below it."""
     if entry.kind in (SOURCE, SOURCE_TABLE):
-        # It is always as far as itself; only its ticks show that it goes on.
+        # A source cannot lag behind itself: only progress of its upper shows that it runs.
         return is_empty(state.frontiers.upper(entry))
     known = state.frontiers.upper(entry)
     uppers = (state.frontiers.upper(each) for each in _origins(state, entry))
@@ -166,8 +170,8 @@ def _is_current(state: ControllerState, entry: CatalogObject) -> bool:
 
 
 def _origins(state: ControllerState, entry: CatalogObject) -> list[CatalogObject]:
-    """Return the tables, of clients and sources, that an object depends on, through views; itself,
-    if it is one or a source."""
+    """Return the tables of clients and sources that an object depends on, through any views. An
+    object that is itself a table or a source depends on itself."""
     found: dict[ObjectId, CatalogObject] = {}
     seek = [entry]
     while seek:

@@ -1,10 +1,10 @@
-"""Faults of objects: the one rule for the state that status, relations, metrics, the log and the
+"""Faults of objects: the one rule behind the state that status, relations, metrics, the log and the
 readiness page show. Pure.
 
-A fault begins with the first report of a state of `ERROR_STATES`. A restart does not end it: its
-object is *starting* or *hydrating* for a moment and may fail again in the same way. It is over when
-the object reports that it runs, and has made progress since the last failure or has nothing to do.
-A quarantined object stays so until it is dropped or replaced.
+A fault starts with the first report of a state in `ERROR_STATES`. A restart does not end it: its
+object is briefly *starting* or *hydrating* and may fail again in the same way. The fault is over
+when the object reports that it runs, and has either made progress since the last failure or has
+nothing to do. A quarantined object stays quarantined until it is dropped or replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actors.runtime.progress import Frontier, ObjectId, Time
 QUARANTINED: Final = "quarantined"
 ERRORED: Final = "errored"
 _ATTEMPTING: Final = frozenset(("", "starting", "hydrating", "suspended", "paused"))
-"""States of an object that has not shown yet that it runs."""
+"""States of an object that has not yet shown that it runs."""
 
 
 class ObjectFault(msgspec.Struct, frozen=True, gc=False):
@@ -28,18 +28,18 @@ class ObjectFault(msgspec.Struct, frozen=True, gc=False):
     state: str
     reason: str
     since_ms: Time
-    """Time of the first failure (Unix time)."""
+    """Time of the first failure (ms since the epoch)."""
     retries: int = 0
     """Attempts that have failed since the first one."""
     hint: str = ""
     upper: Frontier = 0
-    """The object's upper at the last failure: what is sealed beyond it is progress."""
+    """The object's upper at the last failure; any advance beyond it is progress."""
     runs: bool = False
-    """True if the object has reported since its last failure that it runs."""
+    """True if the object has reported since the last failure that it runs."""
 
 
 class FaultChange(msgspec.Struct, frozen=True, gc=False):
-    """A fault began, or is over. The log tells each once."""
+    """A fault started or is over. The log reports each change once."""
 
     id: ObjectId
     kind: Literal["began", "over"]
@@ -51,30 +51,32 @@ class ObjectFaults:
 
     def __init__(self) -> None:
         self._faults: dict[ObjectId, ObjectFault] = {}
+        """Current faults by object, oldest first."""
 
     def get(self, id_: ObjectId) -> ObjectFault | None:
-        """Return the fault of an object; None if it is well."""
+        """Return the fault of an object, or None if it has none."""
         return self._faults.get(id_)
 
     def is_quarantined(self, id_: ObjectId) -> bool:
-        """Return whether an object is in quarantine, so that nobody runs it."""
+        """Return whether an object is quarantined, so that it does not run."""
         fault = self._faults.get(id_)
         return fault is not None and fault.state == QUARANTINED
 
     def all(self) -> tuple[tuple[ObjectId, ObjectFault], ...]:
-        """Return all faults, the oldest first."""
+        """Return all faults, oldest first."""
         return tuple(self._faults.items())
 
     def report(
         self, id_: ObjectId, state: str, reason: str, upper: Frontier, now_ms: Time, hint: str = ""
     ) -> FaultChange | None:
-        """Take an object's report of its state, with its upper. Return the change that it makes."""
+        """Take an object's report of its state and its upper. Return the change that it causes."""
         known = self._faults.get(id_)
         if known is not None and known.state == QUARANTINED:
             return None
         if state in ERROR_STATES:
             fault = ObjectFault(state, reason, now_ms, hint=hint, upper=upper)
-            # Another kind of trouble is news. Errors of the data are told by every step.
+            # Another kind of fault is news; errors of the data are reported by every step and are
+            # not.
             if known is None or known.state != state:
                 self._faults[id_] = fault
                 return FaultChange(id_, "began", fault)
@@ -87,7 +89,7 @@ class ObjectFaults:
         return None
 
     def settle(self, id_: ObjectId, upper: Frontier, *, idle: bool) -> FaultChange | None:
-        """End an object's fault if it is over. `idle`: nothing is missing in its contents."""
+        """End an object's fault if it is over. `idle` means that its contents lack no changes."""
         fault = self._faults.get(id_)
         if fault is None or not fault.runs:
             return None

@@ -1,7 +1,7 @@
-"""Requests that go on after the turn in which they came: reads, queries, subscribes and copies.
+"""Requests that outlive the turn in which they arrive: reads, queries, subscribes and copies.
 
-Each kind keeps its open requests by session and number. All end alike: when their client cancels or
-disconnects, when it loses a right, or when the object is dropped.
+Each kind keeps its open requests by session and number. A request of any kind ends when its client
+cancels it or disconnects, when the client loses a right, or when the object is dropped.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ class OpenRequests(Generic[R]):
     """All open requests of one kind."""
 
     canceled_text: ClassVar[str] = "canceled on request"
+    """Text of the error with which a client's own cancel ends a request."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int], R] = {}
+        """Open requests by session path and request number."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -50,7 +52,7 @@ class OpenRequests(Generic[R]):
         del self._open[made.session.path, made.number]
 
     def _end(self, made: R, error: PenstockError | None) -> None:
-        """End a request, with an error if its client is to be told one."""
+        """End a request, and send its client the error unless it is None."""
         raise NotImplementedError
 
     def running(self) -> Iterator[RunningRequest]:
@@ -63,8 +65,8 @@ class OpenRequests(Generic[R]):
         return Counter(path for path, _ in self._open)
 
     def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
-        """End a request with an error (None: its client has asked for it). Return False if there is
-        none of that number."""
+        """End a request with an error; None means that its client canceled it. Return False if
+        there is no such request."""
         made = self._open.get((session, request))
         if made is not None:
             self._end(made, error or OperationCanceled(self.canceled_text))
@@ -72,7 +74,7 @@ class OpenRequests(Generic[R]):
 
     def session_closed(self, session: str) -> None:
         """End the requests of a closed session."""
-        # Over a list: those that end leave the table.
+        # Iterate over a list, since ending a request removes it.
         for made in list(self._open.values()):
             if made.session.path == session:
                 self._end(made, None)

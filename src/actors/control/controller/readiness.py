@@ -1,8 +1,8 @@
 """Readiness of a service: whether its controller, its stores and its engine can serve now.
 
-Each part is asked within one deadline; what does not answer is not ready, and the report says why.
-An engine that is starting, or is being replaced, is ready: jobs wait for it, and reads and writes
-go on without it. One that cannot be started is not.
+Each component is asked with the same deadline; one that does not answer is not ready, and the
+report says why. An engine that is starting or being replaced counts as ready: jobs wait for it, and
+reads and writes work without it. An engine that cannot be started does not.
 """
 
 from __future__ import annotations
@@ -26,37 +26,40 @@ from actors.runtime.settings import Settings
 from actors.runtime.transport.http_pages import HttpPage, HttpResponse
 
 CHECK_TIMEOUT_MS: Final = 2_000
+"""Time limit for the check of one component (ms)."""
 FRESH_MS: Final = 500
 
 TEXT_MAX: Final = 500
-"""Characters of one part's text."""
+"""Most characters of one component's text."""
 
 
 class ComponentReadiness(msgspec.Struct, frozen=True):
-    """One part of a service: whether it can serve, and its state for people."""
+    """One component of a service: whether it can serve, and its state in words."""
 
     ready: bool
     state: str
 
 
 class ReadinessReport(msgspec.Struct, frozen=True):
-    """The state of a service as a whole, and of its parts once it has started."""
+    """The state of a service and, once it has started, of its components."""
 
     state: Literal["starting", "active", "stopping"]
     components: dict[str, ComponentReadiness] = {}
     objects: tuple[ObjectReadiness, ...] = ()
-    """The objects, as far as the controller tells of them. One that is stalled is shown, and is no
-    reason to take the service out of use."""
+    """The objects that the controller reports. A stalled one is shown, but does not make the
+    service unready."""
 
     @property
     def not_ready(self) -> list[str]:
-        """Return the names of the parts that are not ready; the service itself is `service`."""
+        """Return the names of the components that are not ready; the service itself is named
+        `service`."""
         own = [] if self.state == "active" else ["service"]
         return own + [name for name, found in self.components.items() if not found.ready]
 
     def to_json(self, *, texts: bool, verbose: bool = False) -> bytes:
-        """Return the report as a JSON object; without `texts` it says no more than which parts are
-        ready. `verbose`: with the number of objects in each state, and with `texts` all of them."""
+        """Return the report as a JSON object. Without `texts` it only says which components are
+        ready. `verbose` adds the number of objects in each state and, with `texts`, every
+        object."""
         shown: dict[str, Any] = {
             name: {"ready": found.ready} | ({"state": found.state} if texts else {})
             for name, found in self.components.items()
@@ -76,13 +79,13 @@ class ReadinessReport(msgspec.Struct, frozen=True):
 
 
 ObjectsCheck: TypeAlias = Callable[[], Awaitable[tuple[ObjectReadiness, ...]]]
-"""Asks for the condition of all objects. Raises `PenstockError` when nobody answers."""
+"""Returns the condition of all objects. Raises `PenstockError` if there is no answer."""
 ComponentCheck: TypeAlias = Callable[[], Awaitable[ComponentReadiness]]
-"""Looks at one part. Raises `PenstockError` when it does not answer."""
+"""Checks one component. Raises `PenstockError` if it does not answer."""
 
 
 def count_replicas(controller: ActorAddress[Any], settings: Settings) -> ComponentCheck:
-    """Return a look at a controller: it answers, and a replica is connected."""
+    """Return the check of a controller: it answers and has a connected replica."""
 
     async def active() -> ComponentReadiness:
         count = await controller.ask(CountReplicas, CHECK_TIMEOUT_MS)
@@ -93,7 +96,7 @@ def count_replicas(controller: ActorAddress[Any], settings: Settings) -> Compone
 
 
 def check_objects(controller: ActorAddress[Any], settings: Settings) -> ObjectsCheck:
-    """Return a look at a controller's objects."""
+    """Return the check that fetches the condition of a controller's objects."""
 
     async def objects() -> tuple[ObjectReadiness, ...]:
         return await controller.ask(InspectObjects, CHECK_TIMEOUT_MS)
@@ -102,22 +105,21 @@ def check_objects(controller: ActorAddress[Any], settings: Settings) -> ObjectsC
 
 
 def check_owner(fence: ReplicaFence) -> ComponentCheck:
-    """Return a look from a replica in a process of its own: a controller commands it."""
+    """Return the check for a replica in a process of its own: a controller commands it."""
 
     async def commanded() -> ComponentReadiness:
         owner = fence.owner
         if owner is None:
-            return ComponentReadiness(False, "no controller has connected that owns the stores")
+            return ComponentReadiness(False, "not connected to the controller that owns the stores")
         return ComponentReadiness(True, f"commanded by {owner}")
 
     return commanded
 
 
 class ReadinessCheck:
-    """Looks at the parts of a running service.
+    """Checks the components of a running service.
 
-    Looks within `FRESH_MS` share one answer: any number of probes asks the stores no more
-    often.
+    Calls within `FRESH_MS` share one report, so that frequent probes do not load the stores.
     """
 
     def __init__(
@@ -129,13 +131,15 @@ class ReadinessCheck:
         settings: Settings,
         objects: ObjectsCheck | None = None,
     ) -> None:
-        """Take the parts; each look ends within `CHECK_TIMEOUT_MS`. `objects`: None for a
-        process without a controller."""
+        """Set up the checks, each limited to `CHECK_TIMEOUT_MS`. `objects` is None in a process
+        without a controller."""
         self._objects = objects
         self._deadline_ms = deadline_ms = CHECK_TIMEOUT_MS
         self._clock = clock
         self._lock = anyio.Lock()
+        """Held while a report is made, so that concurrent callers share it."""
         self._last: tuple[float, ReadinessReport] | None = None
+        """The last report, and the time at which it was made (monotonic, ms)."""
 
         async def documents() -> ComponentReadiness:
             await persist.probe_documents()
@@ -158,7 +162,7 @@ class ReadinessCheck:
         }
 
     async def run(self) -> ReadinessReport:
-        """Return the state of all parts; raises nothing."""
+        """Return the state of all components. Raises nothing."""
         async with self._lock:
             now = self._clock.monotonic_ms()
             if self._last is not None and now - self._last[0] < FRESH_MS:
@@ -170,7 +174,8 @@ class ReadinessCheck:
     async def _inspected(self) -> tuple[ObjectReadiness, ...]:
         if self._objects is None:
             return ()
-        with suppress(PenstockError):  # the controller's own line says that it does not answer
+        # the entry of the controller already shows that it does not answer
+        with suppress(PenstockError):
             return await self._objects()
         return ()
 
@@ -197,9 +202,9 @@ class ReadinessCheck:
 
 
 def readiness_page(run: Callable[[], Awaitable[ReadinessReport]]) -> HttpPage:
-    """Return the page of a report: 200 if all parts are ready, else 503. Texts, which may name
-    paths and hosts, and names of objects are for trusted clients alone. ``?verbose`` adds the
-    objects."""
+    """Return the page of a report, with status 200 if all components are ready, else 503. Only
+    trusted clients get texts (which may name paths and hosts) and names of objects. ``?verbose``
+    adds the objects."""
 
     async def respond(trusted: bool, query: str) -> HttpResponse:
         report = await run()

@@ -1,4 +1,4 @@
-"""The state that the controller's parts share, and actions on it. The controller actor owns it:
+"""The state that the controller's parts share, and operations on it. The controller actor owns it:
 only that actor's task touches it."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from actors.control.access.access_rules import AccessRules
 from actors.control.access.open_sessions import OpenSessions
 from actors.control.controller.catalog.catalog import CatalogObject, CatalogSnapshot
-from actors.control.controller.catalog.connector_ddl import StorageStore
+from actors.control.controller.catalog.connector_ddl import ConnectorStore
 from actors.control.controller.catalog.ddl import CatalogStore
 from actors.control.controller.frontiers import ObjectFrontiers
 from actors.control.controller.holds import RetainHolds
@@ -32,14 +32,14 @@ from actors.runtime.progress import EMPTY, TIME_MAX, ObjectId, ShardId, Time, is
 from actors.runtime.settings import Settings
 
 READ_AHEAD_MS_MAX: Final = 60_000
-"""A read further ahead of the clock is refused at once."""
+"""A read further ahead of the clock than this is refused immediately."""
 
 Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics | None]]
 
 
 class NoContentsYet(Exception):
-    """Raised for a request that reads a source's table without contents; it is served when they
-    come."""
+    """Raised for a request that reads a source's table without contents; it is served once they
+    arrive."""
 
     def __init__(self, table: CatalogObject) -> None:
         super().__init__(table.name)
@@ -47,7 +47,7 @@ class NoContentsYet(Exception):
 
 
 class ControllerState:
-    """Shared by statements, reads, subscribes, queries and copies."""
+    """State shared by statements, reads, subscribes, queries and copies."""
 
     def __init__(
         self,
@@ -61,20 +61,22 @@ class ControllerState:
         retain: RetainHolds,
         instance: ComputeInstance,
         writer: ActorAddress[Any],
-        connector_store: StorageStore,
+        connector_store: ConnectorStore,
         statistics: Inspect,
         maintenance: ActorAddress[Any] | None,
         sessions: OpenSessions,
     ) -> None:
-        """Take the parts. `statistics` returns those of the replicas' workers; None if they cannot
-        be reached."""
+        """Set up the state. `statistics` returns those of the replicas' workers, or None if they
+        cannot be reached."""
         self.sessions = sessions
         self.ctx = ctx
         self.settings = settings
         self.persist = persist
         self.store = store
         self.catalog = catalog
+        """The current catalog; replaced after each durable change."""
         self.seqno = seqno
+        """Sequence number of the catalog's key; None if it was never written."""
         self.frontiers = frontiers
         self.retain = retain
         self.instance = instance
@@ -83,9 +85,11 @@ class ControllerState:
         self.statistics = statistics
         self.maintenance = maintenance
         self.access = AccessRules()
-        """The roles and their rights: `RoleStore` keeps them."""
+        """The roles and rights against which requests are checked; `RoleStore` replaces it."""
         self.faults = ObjectFaults()
+        """Faults of all objects, for every display of an object's state."""
         self._transient = 0
+        """Number of the last transient dataflow."""
 
     def command(self, command: Command) -> None:
         """Send a command to the replicas."""
@@ -100,12 +104,12 @@ class ControllerState:
         done: Callable[[Time], Any],
         failed: Callable[[PenstockError], Any],
     ) -> None:
-        """Hold a shard at a time, then read its since; `done` makes a message to the controller
-        from it."""
+        """Hold a shard at a time, then read its since. `done` turns the since into a message to the
+        controller, `failed` an error."""
 
         async def hold() -> Time:
-            # Hold first, then read the since: in the other order a compaction could come in
-            # between. A refused hold shows in the since, which is then later than the time.
+            # Hold before reading the since: in the other order a compaction could come in between.
+            # A refused hold shows in the since, which is then later than the time.
             with contextlib.suppress(ReadBelowSince):
                 await self.persist.set_holds([(shard, holder, since)])
             return (await self.persist.state(shard)).since
@@ -120,11 +124,11 @@ class ControllerState:
     def transient_id(self) -> ObjectId:
         """Return an id for a dataflow that is not in the catalog."""
         self._transient += 1
-        # Random too: a remote replica may still run dataflows of an earlier process of the service.
+        # Include random bits: a remote replica may still run dataflows of an earlier process.
         return f"t{self._transient}-{self.ctx.random.getrandbits(32):08x}"
 
     def oracle_now(self) -> Time:
-        """Return the time that a write would get now, but for its reservation."""
+        """Return the time that a write would get now."""
         return max(self.ctx.now_ms(), self.frontiers.tables_upper)
 
     def latest_with_contents(self, entry: CatalogObject) -> Time:
@@ -137,12 +141,12 @@ class ControllerState:
         return self.latest(entry)
 
     def latest(self, entry: CatalogObject) -> Time:
-        """Return the time at which an object is read by default: the later of the last write to any
-        table, if it depends on one, and of the last sealed time of each source table below it. A
+        """Return the time at which an object is read by default: the maximum of the last write to
+        any table, if it depends on one, and the last sealed time of each source table below it. A
         source table without contents counts with a time that is not sealed yet.
 
-        An object with a target lag is read at its own last sealed time, unless it is older than
-        that lag.
+        An object with a target lag is read at its own last sealed time, unless that is older than
+        the lag allows.
         """
         found = 0
         for id_ in self.catalog.below(entry.id):
@@ -158,23 +162,23 @@ class ControllerState:
         return found
 
     def check_time(self, what: str, time: Time) -> None:
-        """Raise `InvalidUsage` if the time is none, and `ReadTooFarAhead` if it is too far ahead of
-        the clock."""
+        """Raise `InvalidUsage` if the time is out of range, and `ReadTooFarAhead` if it is too far
+        ahead of the clock."""
         if not 0 <= time <= TIME_MAX:
-            raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
+            raise InvalidUsage(f"{what}: invalid time {time}: expected 0 to {TIME_MAX}")
         now = self.oracle_now()
         if time > now + READ_AHEAD_MS_MAX:
             raise ReadTooFarAhead(
-                f"{what} at {time}: {time - now} ms ahead of the clock ({now}); the limit is "
-                f"{READ_AHEAD_MS_MAX}"
+                f"{what}: time {time} is {time - now} ms ahead of the clock ({now}), the limit is "
+                f"{READ_AHEAD_MS_MAX} ms"
             )
 
     def waiting_for(self, entry: CatalogObject) -> str:
-        """Return the reason why a read of the object waits, for people."""
+        """Return why a read of the object waits, for people."""
         status = self.frontiers.status(entry.id)
         state = "" if status is None else f"; it is {status.state} {status.text}".rstrip()
         upper = self.frontiers.upper(entry)
-        return f"{entry.kind} {entry.name} is sealed below {upper} only{state}"
+        return f"{entry.kind} {entry.name} is sealed only below {upper}{state}"
 
 
 def reply_error(session: ActorAddress[Any], request: int, error: BaseException) -> None:
@@ -183,7 +187,7 @@ def reply_error(session: ActorAddress[Any], request: int, error: BaseException) 
 
 
 def to_penstock_error(error: Exception) -> PenstockError:
-    """Return the error itself, or an indeterminate `PenstockError` for a fault of this program."""
+    """Return the error itself, or wrap an internal error in an indeterminate `PenstockError`."""
     if isinstance(error, PenstockError):
         return error
     fault = PenstockError(f"internal fault: {type(error).__name__}: {error}")

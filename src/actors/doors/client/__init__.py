@@ -1,6 +1,6 @@
-"""The Python client: protocol messages, transport and Arrow, and nothing of the service."""
+"""The Python client. It loads the protocol's messages, the transport and Arrow, not the service."""
 
-# The whole public face: what users import, and nothing that loads more than they need.
+# The complete public interface. Nothing here may load more than users of the client need.
 from actors.doors.client.client import ChangeBatch as ChangeBatch
 from actors.doors.client.client import Client as Client
 from actors.doors.client.client import CopiedRows as CopiedRows

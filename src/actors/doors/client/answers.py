@@ -1,4 +1,4 @@
-"""Answers of a read, checked and finished for the client's caller."""
+"""The client's side of subscribes, copies and reads: turns the service's answers into results."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ from actors.runtime.telemetry import CLIENT_CHANGES, CLIENT_REQUEST, split_conte
 if TYPE_CHECKING:
     from actors.control.access.open_sessions import ReadRights
 
-# -- The client's side of a subscribe: changes out of answers, with a pause when too many wait -----
+# -- subscribes ------------------------------------------------------------------------------------
 
 
 class ChangeBatch(msgspec.Struct, frozen=True):
-    """Updates of a subscribe with ``lower <= time < upper``, complete: a subscriber resumes after
-    them with ``from_=upper``. `table` has the object's columns, ``__time`` and ``__diff`` (+1
-    insertion, -1 retraction); None for progress without updates.
+    """All updates of a subscribe with ``lower <= time < upper``.
 
-    A large interval comes in pieces: `partial` ones, whose `upper` is `lower`, then one with the
-    interval's upper. If the subscribe ends before that one, discard the partial ones and resume
-    from the upper of the last change that was not partial.
+    To resume after them, subscribe with ``from_=upper``. `table` has the object's columns,
+    ``__time`` and ``__diff`` (+1 for an insertion, -1 for a retraction); None for progress without
+    updates.
+
+    A large interval arrives in pieces: first `partial` ones, whose `upper` is their `lower`, then
+    one with the interval's upper. If the subscribe ends before the last piece, discard the partial
+    ones and resume from the upper of the last change that was not partial.
     """
 
     lower: Frontier
@@ -54,7 +56,7 @@ class ChangeBatch(msgspec.Struct, frozen=True):
 
 
 class SubscribeSpec(msgspec.Struct, frozen=True):
-    """The arguments of a subscribe; see `Client.subscribe`."""
+    """The arguments of a subscribe, with the meaning that they have in `Client.subscribe`."""
 
     name: str
     from_: Frontier | None = None
@@ -70,11 +72,11 @@ async def follow(
     waiting_bytes_max: int,
     rights: ReadRights | None = None,
 ) -> AsyncGenerator[ChangeBatch, None]:
-    """Yield the changes, and note in `rights` the objects that they are of.
+    """Yield the changes of a subscribe, and note the objects that they come from in `rights`.
 
-    When more than `waiting_bytes_max` wait here, between two intervals, the subscribe is cancelled,
-    the waiting changes are yielded, and another subscribe resumes after them. Raises the service's
-    error, and `ConnectionBroken`.
+    If more than `waiting_bytes_max` bytes of changes are waiting here at the end of an interval,
+    the subscribe is canceled, the waiting changes are yielded, and a new subscribe resumes after
+    them. Raises the service's error, and `ConnectionBroken`.
     """
     name, frontier, start = wanted.name, wanted.from_, wanted.as_of
     while True:
@@ -102,8 +104,8 @@ async def follow(
                 if rights is not None:
                     rights.note(reads_of(split_context(answer)[0]))
                 if paused and change.partial:
-                    # The cancel may cut this interval short. Then the next subscribe sends it
-                    # again from its lower, so its pieces are withheld until one more arrives.
+                    # The cancellation may cut this interval short, and the next subscribe then
+                    # sends it again from its lower. So withhold its pieces until the next arrives.
                     kept.append(change)
                     continue
                 while kept:
@@ -111,20 +113,20 @@ async def follow(
                 yield change
                 if change.partial:
                     continue
-                # The next subscribe resumes here, and no longer at the as_of.
+                # From now on, another subscribe resumes here instead of at the as_of.
                 frontier, start = change.upper, None
                 if not paused and slot.bytes > waiting_bytes_max:
                     paused = True
                     await exchange.cancel(number)
         finally:
             exchange.close(number)
-            # The caller has left the loop: the service need not go on.
+            # The caller left the loop early, so tell the service to stop.
             if not ended and not paused and exchange.lost is None:
                 await exchange.cancel(number)
         if isinstance(answer, RequestDone):
             return
-        # `OperationCanceled` is the answer to this client's own pause: subscribe again from
-        # `frontier`.
+        # If this client paused the subscribe, `OperationCanceled` is the expected answer: subscribe
+        # again from `frontier`.
         if not (paused and answer.code == OperationCanceled.__name__):
             raise from_wire(answer.code, answer.text, answer.determinate)
 
@@ -132,8 +134,10 @@ async def follow(
 async def concatenate_pieces(
     changes: AsyncGenerator[ChangeBatch, None],
 ) -> AsyncGenerator[ChangeBatch, None]:
-    """Yield the same changes with pieces concatenated, so that each is a complete interval. Holds
-    one interval in memory, however large. The `changes` are closed with it."""
+    """Concatenate the pieces of changes, so that each yielded change is a complete interval.
+
+    Holds one interval in memory, however large. Closes `changes` when it ends.
+    """
     tables: list[pa.Table] = []
     async with contextlib.aclosing(changes):
         async for change in changes:
@@ -158,14 +162,15 @@ def _change(received: Any) -> ChangeBatch:
         return ChangeBatch(answer.lower, answer.upper, from_ipc(arrow), answer.partial)
 
 
-# -- The client's side of copies into and from files: progress messages, then one answer -----------
+# -- copies into and from files: progress messages, then one answer --------------------------------
 
 
 CopyFormat: TypeAlias = Literal["parquet", "csv", "json"]
 
 
 class CopiedTo(msgspec.Struct, frozen=True):
-    """A finished copy: `rows` in so many `files`, which `manifest` names; contents at `as_of`."""
+    """The result of a copy into files: `rows` as of `as_of`, in as many `files`, which the file
+    `manifest` lists."""
 
     rows: int
     files: int
@@ -174,8 +179,10 @@ class CopiedTo(msgspec.Struct, frozen=True):
 
 
 class CopiedRows(msgspec.Struct, frozen=True):
-    """A durable copy from files: so many `rows`, all at `time`. `repeated`: an earlier request with
-    the same uuid made it."""
+    """The result of a durable copy from files: the number of `rows`, all at timestamp `time`.
+
+    `repeated`: an earlier request with the same uuid made the copy.
+    """
 
     rows: int
     time: Time
@@ -185,8 +192,11 @@ class CopiedRows(msgspec.Struct, frozen=True):
 async def await_copy_to(
     exchange: RequestExchange, request: CopyTo, progress: Callable[[CopyProgressed], object] | None
 ) -> CopiedTo:
-    """Send the request and wait for its answer. Cancellation drops the copy. Raises the service's
-    error, and `ConnectionBroken`."""
+    """Send a request for a copy into files and wait for its answer.
+
+    `progress` is called with each report. Cancellation also cancels the copy. Raises the service's
+    error, and `ConnectionBroken`.
+    """
     answer = await _answered(exchange, request, progress)
     if not isinstance(answer, CopiedInto):
         raise RemoteProtocolError(f"the service answered CopyTo with {type(answer).__name__}")
@@ -222,7 +232,7 @@ async def _answered(
         answered = True
     finally:
         exchange.close(number)
-        # This task was cancelled: the service must drop the copy.
+        # This task was canceled, so the service must drop the copy.
         if not answered and exchange.lost is None:
             await exchange.cancel(number)
     if isinstance(answer, RequestFailed):
@@ -231,7 +241,7 @@ async def _answered(
 
 
 def contents(answer: Any) -> ReadContents:
-    """Return the answer of a read. Raises the error that the service sent instead."""
+    """Return the contents that answer a read. Raises the error if the service sent one instead."""
     if isinstance(answer, RequestFailed):
         raise from_wire(answer.code, answer.text, answer.determinate)
     if not isinstance(answer, ReadContents):
@@ -245,16 +255,20 @@ class AnswerCollector:
     def __init__(self, spec: ReadSpec) -> None:
         self._spec = spec
         self._finisher: RowFinisher | None = None
+        """Orders and limits the rows; made from the columns of the first answer."""
         self._yielded = False
+        """True once `take` has returned a table."""
         self.ended = False
-        """True if the service sends no further answer."""
+        """True once the service has sent its last answer."""
         self.over = False
-        """True if no further answer can change the rows."""
+        """True once no other answer can change the result."""
 
     def take(self, answer: Any) -> pa.Table | None:
-        """Return the rows with their weight that are final after one more answer, or None; at least
-        one table by the last answer unless `rest` has it. Raises the error that the service sent
-        instead."""
+        """Add an answer, and return the rows that are final after it, with their diffs, or None.
+
+        By the last answer at least one table was returned, unless ORDER BY left all rows to `rest`.
+        Raises the error if the service sent one instead.
+        """
         try:
             said = contents(answer)
         except PenstockError:
@@ -265,8 +279,7 @@ class AnswerCollector:
         if self._finisher is None:
             self._finisher = self._spec.finisher(piece.column_names)
         rows = self._finisher.add(piece)
-        # A LIMIT without an order may be reached before the last answer: the rest is not waited
-        # for.
+        # A LIMIT without ORDER BY may be reached before the last answer.
         self.over = self.ended or self._finisher.complete
         if rows is None or not (rows.num_rows or (self.over and not self._yielded)):
             return None
@@ -274,5 +287,5 @@ class AnswerCollector:
         return rows
 
     def rest(self) -> pa.Table | None:
-        """Return the rows that an ORDER BY withheld until the last answer."""
+        """Return the rows that ORDER BY held back until the last answer; None if there are none."""
         return None if self._finisher is None else self._finisher.end()

@@ -9,11 +9,11 @@
         async for change in client.subscribe("by_carrier"):
             print(change.upper, change.table)
 
-Many tasks may use one client at once. It spawns none: the first task that waits for an answer
-drives the read loop for all, so that nothing is read (and the service is held back) while none
-waits. Errors are those of `actors.runtime.errors`, as the service raised them. A lost connection
-raises `ConnectionBroken` from every call, also later: connect anew. `determinate` of an error says
-whether the operation surely did not happen (False: it may have happened).
+Many tasks may use one client at the same time. The client starts no tasks of its own: the first
+task that waits for an answer runs the read loop for all of them. While none waits, nothing is read,
+which holds back the service. Errors are those of `actors.runtime.errors`, as the service raised
+them. After a connection is lost, every call raises `ConnectionBroken`: connect again. An error
+whose `determinate` is True says that the operation did not happen; otherwise it may have happened.
 """
 
 from __future__ import annotations
@@ -123,18 +123,18 @@ class TableWrite(msgspec.Struct, frozen=True):
     delete: Rows | None = None
     update: Rows | None = None
     defaults: str | None = None
-    """Digest of the defaults that were filled into the rows here (`plan.column_defaults`); None:
-    the service fills columns that are left out."""
+    """Digest of the column defaults that the client filled into the rows (`plan.column_defaults`);
+    None: the service fills in missing columns."""
     columns: str | None = None
-    """Digest of the columns for which the rows were made (`TableSchema.digest`); None: whatever
-    columns there are."""
+    """Digest of the columns for which the rows were built (`TableSchema.digest`); None: do not
+    check the columns."""
 
 
 class Client(ClientSources):
     """A connection to a Penstock service."""
 
     def __init__(self, link: ServiceLink, settings: Settings) -> None:
-        """Use `connect` or `in_process`."""
+        """Wrap a link that has exchanged the greetings. Use `connect` or `in_process` instead."""
         self._exchange = RequestExchange(link, settings)
         self._settings = settings
 
@@ -145,7 +145,7 @@ class Client(ClientSources):
         """Connect to ``host:port`` or ``unix:/path``.
 
         The settings `tls_certificate`, `tls_key`, `tls_authority` and `token_file` authenticate the
-        client, `identity` names the service that is meant. Raises `ConnectionBroken`,
+        client; `identity` is the name that the service must have. Raises `ConnectionBroken`,
         `ResourceBusy`, `IncompatibleVersion`, `AuthenticationFailed`, `WrongService`, and
         `BadSettings`.
         """
@@ -165,7 +165,7 @@ class Client(ClientSources):
 
     @classmethod
     async def in_process(cls, service: InProcess, *, settings: Settings | None = None) -> Self:
-        """Connect to a service in this process; everything else is the same."""
+        """Connect to a service in this process. The client then works as with `connect`."""
         return await cls._welcome(await service.connect_in_process(), settings or Settings())
 
     @classmethod
@@ -185,12 +185,12 @@ class Client(ClientSources):
 
     @property
     def session(self) -> OpenSession | None:
-        """Return the session of a client in the service's own process; None in others."""
+        """Return the client's session if the service is in this process, else None."""
         return self._exchange.session
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the connection is gone: every call fails from then on."""
+        """Return whether the connection is lost, so that every call fails."""
         return self._exchange.lost is not None
 
     async def aclose(self) -> None:
@@ -211,10 +211,10 @@ class Client(ClientSources):
     # -- objects -------------------------------------------------------------------------------
 
     async def submit(self, statement: CatalogStatement | RoleStatement) -> str:
-        """Carry out a statement, as `actors.engine.sql` makes it of SQL; the connection gives it a
-        number. Return its notices, a line each.
+        """Send a statement that `actors.engine.sql` parsed from SQL, and return its notices, one
+        per line.
 
-        Raises `AccessDenied`, `StorageError`, and what it says itself: `InvalidUsage`,
+        Raises `AccessDenied`, `StorageError`, and the statement's own errors: `InvalidUsage`,
         `ObjectExists`, `UnknownObject`, `ObjectInUse`, `QueryRejected`.
         """
         return await self._exchange.submit(statement)
@@ -230,14 +230,14 @@ class Client(ClientSources):
         column_comments: Mapping[str, str] | None = None,
         column_defaults: ColumnDefaults | None = None,
     ) -> None:
-        """Create a table with columns of Spark types (``{"id": "bigint", "at": "timestamp"}``; end
-        a type with ``not null`` to refuse NULL).
+        """Create a table.
 
-        With `primary_key`, inserting a present key raises `DuplicateKey`, and deleting or
-        updating an absent one `AbsentRow`; without, the table is a bag. History is kept for
-        `retain_history_ms` (default: the service's). Defaults of columns are written in SQL
-        (``CREATE TABLE``), which has made them into `column_defaults`. Raises `ObjectExists`,
-        `InvalidUsage`.
+        `columns` maps names to Spark types, such as ``{"id": "bigint", "at": "timestamp"}``. End a
+        type with ``not null`` to refuse NULL. With `primary_key`, inserting an existing key raises
+        `DuplicateKey`, and deleting or updating a missing one raises `AbsentRow`; without it, the
+        table may hold duplicate rows. History is kept for `retain_history_ms` (default: the
+        service's). `column_defaults` come from the SQL statement ``CREATE TABLE``; use that to
+        define defaults. Raises `ObjectExists`, `InvalidUsage`.
         """
         if isinstance(columns, TableSchema):
             schema = columns
@@ -265,20 +265,21 @@ class Client(ClientSources):
     ) -> None:
         """Create a maintained view of a Spark SQL query over tables and views.
 
-        The call ends when the view is in the catalog; reads wait until it is computed. `spark_conf`
-        holds Spark SQL settings of the view. `refresh_policy`: ``auto`` (the cheaper way),
-        ``incremental`` (by steps), ``incremental strict`` (refused when it would be opaque) or
-        ``full`` (recomputed). `target_lag_ms` is the age that it may have (0: as fresh as
-        possible): changes are gathered for one step until then, and a read takes the present
+        The call returns when the view is in the catalog; reads wait until it is computed.
+        `spark_conf` are the view's Spark SQL settings. `refresh_policy` is ``auto`` (whichever is
+        cheaper), ``incremental`` (in steps), ``incremental strict`` (in steps; refused if the view
+        would be opaque) or ``full`` (recomputed). `target_lag_ms` is how stale the view may be (0:
+        as fresh as possible): changes are batched until then, and a read returns the current
         contents unless they are older.
 
-        With `replace` a view of that name is replaced: the new one is computed beside it, and takes
-        its place at one time for readers, subscribers and views above; the call ends then. If the
-        new one fails, or the call is canceled, the old one stays. With other columns nothing may
-        depend on the view (`ObjectInUse`), but for further nullable ones behind the present.
+        With `replace`, an existing view of this name is replaced. The new view is computed
+        alongside it and then replaces it at a single timestamp for readers, subscribers and
+        dependent views; the call returns then. If the new view fails, or the call is canceled, the
+        old one stays. If the columns change, other than by additional nullable columns at the end,
+        nothing may depend on the view (`ObjectInUse`).
 
-        Its contents begin at `as_of` (None: the latest time at which its inputs can be read; a
-        later one is taken for that). Raises `QueryRejected`, `UnknownObject`, `ObjectExists`,
+        The view's contents start at `as_of`. None, or a later time, means the latest time at which
+        its inputs can be read. Raises `QueryRejected`, `UnknownObject`, `ObjectExists`,
         `ReadBelowSince`, `InvalidUsage`.
         """
         statement = CreateView(
@@ -298,50 +299,56 @@ class Client(ClientSources):
     async def create_plain_view(
         self, name: str, sql: str, *, replace: bool = False, comment: str = ""
     ) -> None:
-        """Create a view that is inlined where a query or another view names it, and keeps no
-        contents; `replace`: in the place of one of that name. Raises as
-        `create_materialized_view`."""
+        """Create a view that stores nothing and is inlined where a query or another view names it.
+
+        With `replace`, an existing plain view of this name is replaced. Raises as
+        `create_materialized_view` does.
+        """
         await self.submit(CreateView(0, name, sql, replace=replace, comment=comment, plain=True))
 
     def create_view(
         self, name: str, sql: str, *, conf: Mapping[str, str] | None = None, **options: Any
     ) -> Coroutine[Any, Any, None]:
-        """Call `create_materialized_view` by its former name, which goes with the next release."""
+        """Call `create_materialized_view` by its former name. Removed in the next release."""
         text = "Client.create_view(conf=…) is now create_materialized_view(spark_conf=…)"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return self.create_materialized_view(name, sql, spark_conf=conf, **options)
 
     async def create_index(self, name: str, on: str, key: Sequence[str]) -> None:
-        """Keep a table or view arranged by these columns, for peeks by key. Raises `UnknownObject`,
-        `ObjectExists`, `InvalidUsage`."""
+        """Create an index on these columns of a table or view, which makes peeks by key fast.
+        Raises `UnknownObject`, `ObjectExists`, `InvalidUsage`."""
         await self.submit(CreateIndex(0, name, on, tuple(key)))
 
     async def drop(self, name: str, *, cascade: bool = False) -> str:
-        """Drop a table, view or index, with `cascade` and all that depends on it, at once; return a
-        line for each of those. Raises `UnknownObject`, `ObjectInUse`."""
+        """Drop a table, view or index. With `cascade`, also drop all dependent objects, atomically.
+
+        Return a line for each dependent object. Raises `UnknownObject`, `ObjectInUse`.
+        """
         return await self.submit(DropObject(0, name, cascade))
 
     async def status(self) -> StatusReport:
-        """Return all objects: frontiers, lag, state and step times."""
+        """Return the status of all objects: frontiers, lag, state and step times."""
         return await self._exchange.ask(ReadStatus(self._exchange.number()), StatusReport)
 
     async def actors(self) -> ActorReport:
-        """Return every live actor of the service; counters grow, so that two reports give rates."""
+        """Return all running actors of the service. Counters only grow; two reports give rates."""
         return await self._exchange.ask(ListActors(self._exchange.number()), ActorReport)
 
     async def replicas(self, *, add: str = "", drop: str = "") -> ReplicaReport:
-        """Add or drop a replica, durably; return all replicas. Raises `InvalidUsage`,
+        """Return all replicas, after adding or dropping one permanently. Raises `InvalidUsage`,
         `StorageError`."""
         request = ChangeReplicas(self._exchange.number(), add, drop)
         return await self._exchange.ask(request, ReplicaReport)
 
     async def tracing(self, ratio: float | None = None) -> TracingReport:
-        """Return whether the service exports traces, and the share of new ones that it samples;
-        with `ratio` (0 to 1) set that share. Raises `InvalidUsage`."""
+        """Return whether the service exports traces, and the share of new traces that it samples.
+
+        With `ratio` (0 to 1), set that share first. Raises `InvalidUsage`.
+        """
         return await self._exchange.ask(SetTracing(self._exchange.number(), ratio), TracingReport)
 
     async def explain(self, view: str) -> str:
-        """Return the plan by which a view is maintained. Raises `UnknownObject`, `InvalidUsage`."""
+        """Return the plan of a maintained view. Raises `UnknownObject`, `InvalidUsage`."""
         return (
             await self._exchange.ask(ExplainView(self._exchange.number(), view), RequestDone)
         ).text
@@ -349,15 +356,17 @@ class Client(ClientSources):
     async def explain_query(
         self, sql: str, *, spark_conf: Mapping[str, str] | None = None, refresh_policy: str = "auto"
     ) -> str:
-        """Return the plan by which a view of this query would be maintained; with the policy "none"
-        the way in which its rows would be read now. Nothing is created. Raises as
-        `create_materialized_view`."""
+        """Return the plan that a maintained view of this query would have, without creating it.
+
+        With `refresh_policy` "none", return how the query would be read now. Raises as
+        `create_materialized_view` does.
+        """
         number = self._exchange.number()
         request = ExplainQuery(number, sql, dict(spark_conf or {}), refresh_policy)
         return (await self._exchange.ask(request, RequestDone)).text
 
     async def describe_query(self, sql: str, *, spark_conf: Mapping[str, str] = {}) -> TableSchema:
-        """Return the columns of a query, which is not run, under these settings of Spark. Raises
+        """Return the columns of a query under these Spark settings, without running it. Raises
         `QueryRejected`, `UnknownObject`, and `InvalidUsage` for a setting that is not permitted."""
         request = DescribeQuery(self._exchange.number(), sql, dict(spark_conf))
         return (await self._exchange.ask(request, QueryDescribed)).schema
@@ -369,37 +378,39 @@ class Client(ClientSources):
         return await self._exchange.ask(ListRoles(self._exchange.number()), RolesReport)
 
     async def check_right(self, right: str, name: str) -> None:
-        """Raise `AccessDenied` unless this connection has a right on an object now."""
+        """Raise `AccessDenied` unless this connection now has the right on the object."""
         await self._done(CheckRight(self._exchange.number(), right, name))
 
     async def end_session(self, number: int, *, cancel: bool = False) -> None:
-        """End a session of any door, by its number in ``penstock.sessions``; with `cancel` only
-        what it runs. Raises `UnknownObject`, `AccessDenied`."""
+        """End the session with this number in ``penstock.sessions``, of any protocol.
+
+        With `cancel`, only cancel its running statement. Raises `UnknownObject`, `AccessDenied`.
+        """
         await self._done(SignalSession(self._exchange.number(), number, not cancel))
 
     # -- writing -------------------------------------------------------------------------------
 
     async def insert(self, table: str, rows: Rows) -> Time:
-        """Insert rows, all or none. Return the time of the write, which is durable. A column that
-        is left out has its default, else NULL.
+        """Insert rows atomically, and return the timestamp of the write once it is durable.
 
-        Raises `TypeMismatch`, `DuplicateKey`, `UnknownObject`, `StoreFull`.
+        Missing columns get their default, or else NULL. Raises `TypeMismatch`, `DuplicateKey`,
+        `UnknownObject`, `StoreFull`.
         """
         return await self.write({table: TableWrite(insert=rows)})
 
     async def delete(self, table: str, rows: Rows) -> Time:
-        """Delete rows, all or none: whole rows, or for a table with PRIMARY KEY its columns alone.
-        Raises `AbsentRow` and as `insert` does."""
+        """Delete rows atomically: full rows, or only the key columns if the table has a PRIMARY
+        KEY. Raises `AbsentRow`, and as `insert` does."""
         return await self.write({table: TableWrite(delete=rows)})
 
     async def update(self, table: str, rows: Rows) -> Time:
-        """Set columns of rows of a table with PRIMARY KEY: rows hold the key and the columns to
-        set. Raises `AbsentRow` and as `insert` does."""
+        """Update rows of a table with a PRIMARY KEY: rows hold the key and the columns to set.
+        Raises `AbsentRow`, and as `insert` does."""
         return await self.write({table: TableWrite(update=rows)})
 
     async def write(self, changes: Mapping[str, TableWrite]) -> Time:
-        """Change several tables atomically, at one time, and return it. Without changes it advances
-        the tables' time. Raises as `insert`, `delete` and `update` do."""
+        """Change several tables atomically, and return the timestamp of the write. Without changes,
+        only advance the tables' upper. Raises as `insert`, `delete` and `update` do."""
         encoded = tuple([await self._encoded(*change) for change in changes.items()])
         number = self._exchange.number()
         with root_span(CLIENT_REQUEST) as opened:
@@ -412,7 +423,7 @@ class Client(ClientSources):
     async def _encoded(self, table: str, change: TableWrite) -> TableChange:
         parts = (change.insert, change.delete, change.update)
         shape = None
-        # A dict may be a struct or a map: the table's columns decide.
+        # A dict may be a struct or a map, so get the types of the table's columns.
         if any(map(holds_dicts, parts)):
             shape = (await self.peek(table, limit=0)).schema
         insert, delete, update = (encode(table, rows, shape) for rows in parts)
@@ -434,14 +445,14 @@ class Client(ClientSources):
         offset: int = 0,
         deadline_ms: int | None = None,
     ) -> pa.Table:
-        """Return the contents of a table or view at `as_of` (None: the latest written time).
+        """Return the contents of a table or view at `as_of` (None: the latest written timestamp).
 
-        `key` keeps the rows whose columns equal it (or one of several); an index on just
-        these columns makes that fast. `where` keeps rows that pass all its conditions, such as
-        ``("amount", ">", 5)`` or ``("region", "is null")``. `columns` chooses columns.
-        `order_by` names columns, each with ``desc``, ``nulls first`` or ``nulls last`` after it
-        if wanted; without it rows come in no order. `offset` rows are skipped, at most `limit`
-        follow. Waits until that time is sealed, up to `deadline_ms` (`DeadlineExceeded`). Raises
+        `key` selects rows by equality with one or several keys; an index on exactly these columns
+        makes this fast. `where` selects rows by conditions, all of which must hold, such as
+        ``("amount", ">", 5)`` or ``("region", "is null")``. `columns` selects columns. `order_by`
+        names columns, each optionally followed by ``desc``, ``nulls first`` or ``nulls last``;
+        without it the order is undefined. `offset` rows are skipped, then at most `limit` returned.
+        Waits up to `deadline_ms` until the timestamp is sealed (`DeadlineExceeded`). Raises
         `ReadBelowSince`, `ReadTooFarAhead`, `ViewInError`, `UnknownObject`, `InvalidUsage`.
         """
         spec = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
@@ -462,10 +473,12 @@ class Client(ClientSources):
         offset: int = 0,
         deadline_ms: int | None = None,
     ) -> AsyncGenerator[pa.Table, None]:
-        """Yield the contents as `peek` returns them, piece by piece, for results of any size: at
-        least one table. Neither side holds more than a few pieces, but for an order without a
-        limit, which needs all here. Leave the loop to end it sooner; take the pieces within the
-        service's `stash_orphan_ms`."""
+        """Yield what `peek` returns in pieces, for results of any size; at least one table.
+
+        Neither side holds more than a few pieces in memory, except that `order_by` without `limit`
+        needs all rows here. Leave the loop to stop early. Consume the pieces within the service's
+        `stash_orphan_ms`.
+        """
         spec = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
         async with contextlib.aclosing(self._pieces(name, as_of, spec, deadline_ms)) as pieces:
             async for piece in pieces:
@@ -479,9 +492,9 @@ class Client(ClientSources):
         deadline_ms: int | None,
         rights: ReadRights | None = None,
     ) -> AsyncGenerator[pa.Table, None]:
-        """Yield the rows with their weight, finished; at least one table."""
+        """Yield the rows of a read with their diffs, ordered and limited; at least one table."""
         number = self._exchange.number()
-        # Not `root`: its context would stay set in the caller's task from one piece to the next.
+        # `root` would leave its context set in the caller's task between two pieces.
         opened = begin_root(CLIENT_REQUEST, number, name)
         request = spec.read(number, name, as_of, deadline_ms)
         failed: BaseException | None = None
@@ -511,7 +524,7 @@ class Client(ClientSources):
                     yield rows
         finally:
             self._exchange.close(number)
-            # Answers are still to come.
+            # Tell the service to stop if more answers would come.
             if not gathering.ended and self._exchange.lost is None:
                 await self._exchange.cancel(number)
         rest = gathering.rest()
@@ -528,18 +541,18 @@ class Client(ClientSources):
         spark_conf: Mapping[str, str] = {},
         rights: ReadRights | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield the rows of a Spark SQL query over tables and views at `as_of` (None: the greatest
-        time at which all its inputs are sealed, or with `latest` the latest written time), in the
-        query's order: at least one batch.
+        """Yield the rows of a Spark SQL query over tables and views, in the query's order; at least
+        one batch.
 
-        A plain read of one object (columns, comparisons with literals, order, limit) is answered
-        from an index or a shard; everything else is run by Spark, over the contents at the same
-        time. Waits until that time is sealed, up to `deadline_ms`, which counts until the rows are
-        there (default: `query_deadline_ms`). Neither side holds more than a few batches. Leave the
-        loop to end it sooner. `spark_conf` are settings of Spark that the query is run under, as
-        those of a view. `rights` notes the objects whose rows are read. Raises `QueryRejected`,
-        `DefiniteError` (the data make it fail), `ViewInError`, `ReadBelowSince`,
-        `ReadTooFarAhead`, `UnknownObject`, `DeadlineExceeded`, `ResourceBusy` and `InvalidUsage`.
+        All objects are read at `as_of`. None means the greatest time at which all of them are
+        sealed or, with `latest`, the latest written timestamp. A plain read of one object (columns,
+        comparisons with literals, ORDER BY, LIMIT) is served from an index or a shard; Spark runs
+        any other query. The call waits until the time is sealed. `deadline_ms` limits how long the
+        rows may take (default: `query_deadline_ms`). Neither side holds more than a few
+        batches in memory. Leave the loop to stop early. `spark_conf` are Spark settings for the
+        query. `rights` notes the objects that are read. Raises `QueryRejected`, `DefiniteError`
+        (the query fails for the data), `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`,
+        `UnknownObject`, `DeadlineExceeded`, `ResourceBusy` and `InvalidUsage`.
         """
         async with contextlib.aclosing(
             self._queried(
@@ -548,7 +561,7 @@ class Client(ClientSources):
         ) as pieces:
             async for piece in pieces:
                 table = expand(piece)
-                # At least one batch, so that the caller learns the columns.
+                # Yield a batch even without rows, so that the caller learns the columns.
                 for batch in table.to_batches() or [empty_batch(table.schema)]:
                     yield batch
 
@@ -563,7 +576,7 @@ class Client(ClientSources):
         spark_conf: Mapping[str, str] = {},
         rights: ReadRights | None = None,
     ) -> AsyncGenerator[pa.Table, None]:
-        """Yield a query's rows, as `_pieces` does. `engine`: Spark runs even a plain read."""
+        """Yield a query's rows, as `_pieces` does. With `engine`, Spark runs even a plain read."""
         number = self._exchange.number()
         with root_span(CLIENT_REQUEST, number, "query") as opened:
             request = RunQuery(number, sql, as_of, deadline_ms, engine, latest, dict(spark_conf))
@@ -582,8 +595,8 @@ class Client(ClientSources):
                 yield piece if names is None else piece.rename_columns([*names, DIFF])
 
     async def wait_for(self, name: str, time: Time, *, deadline_ms: int | None = None) -> None:
-        """Wait until every time up to and including `time` is sealed in the object. Raises
-        `DeadlineExceeded`, `ReadTooFarAhead`, `UnknownObject`."""
+        """Wait until the object is sealed up to and including `time`. Raises `DeadlineExceeded`,
+        `ReadTooFarAhead`, `UnknownObject`."""
         await self._done(WaitFor(self._exchange.number(), name, time, deadline_ms))
 
     async def subscribe(
@@ -597,18 +610,19 @@ class Client(ClientSources):
         progress: bool = True,
         rights: ReadRights | None = None,
     ) -> AsyncGenerator[ChangeBatch, None]:
-        """Yield the changes of a table or view: first its contents (at `as_of`, or now), then every
-        change.
+        """Yield the changes of a table or view: first its contents as of `as_of` (None: now), then
+        all later changes.
 
-        Without `snapshot`, only the changes after that time. With `up_to`, only the changes before
-        it; the last one has the empty upper. Without `progress`, no changes without rows, but for
-        the last. With `from_`, only the changes with ``time >= from_``: a subscriber resumes
-        exactly with the `upper` of its last change that was not `partial` (a large change comes in
-        pieces: see `ChangeBatch`; `concatenate_pieces` concatenates them). Ends when no more
-        changes can come; leave the loop to end it sooner. A client that takes changes more slowly
-        than they come holds back only itself; one that takes none for too long is cut off. `rights`
-        notes the objects whose changes come. Raises `ReadBelowSince`, `InvalidUsage`,
-        `ViewInError`, `UnknownObject`, `SlowSubscriber`, `ConnectionBroken`.
+        Without `snapshot`, the contents are omitted. With `up_to`, only changes before it follow,
+        and the last one has the empty upper. Without `progress`, changes without rows are omitted,
+        except the last. With `from_`, only changes with ``time >= from_`` follow: to resume without
+        gap or repeat, pass the `upper` of the last change that was not `partial`. A large change
+        arrives in pieces (see `ChangeBatch`), which `concatenate_pieces` joins.
+
+        The generator ends when no more changes can come; leave the loop to stop early. A slow
+        client delays only itself, but one that consumes nothing for too long is disconnected.
+        `rights` notes the objects whose changes are returned. Raises `ReadBelowSince`,
+        `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`, `ConnectionBroken`.
         """
         spec = SubscribeSpec(name, from_, as_of, up_to, snapshot, progress)
         limit = self._settings.subscribe_inflight_bytes_max
@@ -629,17 +643,17 @@ class Client(ClientSources):
         deadline_ms: int | None = None,
         progress: Callable[[CopyProgressed], object] | None = None,
     ) -> CopiedTo:
-        """Write the contents of a table or view at `as_of` (None: the latest written time) into
-        files of the service's machine: ``parquet``, ``csv`` or ``json`` (an object a line).
+        """Write the contents of a table or view as of `as_of` (None: the latest written timestamp)
+        into files: ``parquet``, ``csv`` or ``json`` (one object per line).
 
-        `destination` is a folder below the service's `copy_dir`, as a path or ``file:`` URL, or in
-        one of its `copy_buckets`. Files have about `file_bytes_max` bytes; the manifest that names
-        them comes last: a copy is there whole or not at all. An earlier copy there is an error, or
-        with `overwrite` gives way to the new one when that is whole. Waits until the time is
-        sealed. When this is canceled, the connection is lost, or `deadline_ms` have passed
-        (`DeadlineExceeded`), the copy is dropped. `progress` is called with each report. Raises
-        `ResourceBusy`, `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `StoreFull`,
-        `StorageError`, and `InvalidUsage` and its children.
+        The service writes the files. `destination` is a folder below its `copy_dir`, as a path or
+        ``file:`` URL, or a place in one of its `copy_buckets`. Files have about `file_bytes_max`
+        bytes. The manifest that lists them is written last, so the copy is atomic. An existing copy
+        is an error; with `overwrite` it is replaced once the new one is complete. The call waits
+        until the time is sealed. The copy is dropped if the call is canceled, the connection is
+        lost, or `deadline_ms` have passed (`DeadlineExceeded`). `progress` is called with each
+        report. Raises `ResourceBusy`, `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`,
+        `StoreFull`, `StorageError`, and `InvalidUsage` and its subclasses.
         """
         request = CopyTo(
             self._exchange.number(),

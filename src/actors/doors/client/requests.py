@@ -1,9 +1,9 @@
-"""One client connection's requests and answers, shared by any number of tasks.
+"""The requests and answers of one client connection, shared by any number of tasks.
 
-Each request has a slot for its answers. No background task runs: the first task that waits for an
-answer drives the read loop for all, until its own answer has come; then the next one takes over. So
-nothing is read while no task waits, which is the backpressure on the service. A lost connection is
-final: every call raises its error.
+Each request has a slot for its answers. There is no background task: the first task that waits for
+an answer runs the read loop for all until its own answer arrives; then another waiter takes over.
+So nothing is read while no task waits, which is the backpressure on the service. A lost connection
+is final: every later call raises its error.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ A = TypeVar("A")
 
 
 class ServiceLink(Protocol):
-    """A connection to a service, as the client needs it."""
+    """A connection to a service, as the client uses it."""
 
     async def send(self, message: Any, /) -> None:
-        """Send a message, waiting while the service is slow."""
+        """Send a message; wait while the connection's buffer is full."""
         ...
 
     def try_send(self, messages: Sequence[Any], /) -> int:
-        """Send as many of the first messages as possible without waiting, and return their number.
-        Raises as `send`, for the first."""
+        """Send as many messages as possible without waiting, and return their number. Raises as
+        `send` does, if the first cannot be sent."""
         ...
 
     async def receive(self) -> Any:
-        """Return the next message. Cancellation loses no message."""
+        """Wait for the next message and return it. Cancellation loses no message."""
         ...
 
     async def aclose(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         ...
 
 
@@ -83,20 +83,24 @@ class InProcess(Protocol):
     """A service in this process (`actors.Service`)."""
 
     async def connect_in_process(self) -> ServiceLink:
-        """Return a link to the service."""
+        """Open a link to the service."""
         ...
 
 
 class RequestSlot:
-    """One open request: its answers so far, and an event for the task that waits for them."""
+    """The state of one open request."""
 
     def __init__(self) -> None:
         self.answers: deque[Any] = deque()
+        """Answers that were received and not taken yet."""
         self.bytes = 0
+        """Bytes of Arrow data in `answers`."""
         self.wake = asyncio.Event()
+        """Set when an answer arrives, when the connection is lost, or when this slot's waiter may
+        take over the read loop."""
 
 
-# A subscribe or a read holds something at the service, which drops it with the lost session.
+# Subscribes and reads use resources of the service, which it frees when their session is lost.
 READ_ONLY: Final = (
     CheckRight,
     DescribeQuery,
@@ -112,34 +116,37 @@ READ_ONLY: Final = (
     EndRequest,
     WaitFor,
 )
-"""Requests that change nothing: one that was lost on its way may be sent again."""
+"""Requests that change nothing, so a lost one may be sent again."""
 
 
 class RequestExchange:
-    """Pairs the requests and answers of a link."""
+    """Matches the answers of a link to its requests."""
 
     def __init__(self, link: ServiceLink, settings: Settings) -> None:
         self._link = link
         self.session: OpenSession | None = getattr(link, "session", None)
-        """The session in this process; None: the service is in another one."""
+        """The client's session if the service is in this process, else None."""
         self._cancel_s = settings.connect_timeout_ms / 1000
         self._numbers = itertools.count(1)
         self._slots: dict[int, RequestSlot] = {}
+        """The open requests by number."""
         self._reading = False
+        """True while a task runs the read loop."""
         self.lost: PenstockError | None = None
-        """Error that ended the connection; None while it works."""
+        """The error that ended the connection; None while it works."""
 
     def number(self) -> int:
-        """Return the next request's number."""
+        """Return a new request number."""
         return next(self._numbers)
 
     async def aclose(self) -> None:
-        """End the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self.fail_all(ResourceClosed("the client was closed"))
         await self._link.aclose()
 
     async def ask(self, request: Request, kind: type[A], traceparent: str | None = None) -> A:
-        """Send a request, in that trace context, and return its one answer."""
+        """Send a request in a trace context, and return its single answer, which must be a `kind`.
+        Raises the service's error."""
         slot = await self.open(request, traceparent)
         answered = False
         try:
@@ -147,7 +154,7 @@ class RequestExchange:
             answered = True
         finally:
             self.close(request.request)
-            # Other requests are short, cannot be cancelled, or are cancelled by their own calls.
+            # Other requests are short, cannot be canceled, or are canceled by their own methods.
             long = isinstance(request, ReadObject | WaitFor) or (
                 isinstance(request, CreateView) and request.replace
             )
@@ -162,7 +169,7 @@ class RequestExchange:
         return answer
 
     async def submit(self, statement: CatalogStatement | RoleStatement) -> str:
-        """Send a statement, which gets the next number, and return its notices, a line each."""
+        """Send a statement under a new request number, and return its notices, one per line."""
         number = self.number()
         request = msgspec.structs.replace(statement, request=number)
         if not isinstance(request, CatalogStatement):
@@ -172,8 +179,11 @@ class RequestExchange:
             return (await self.ask(request, RequestDone, context)).text
 
     async def open(self, request: Request, traceparent: str | None = None) -> RequestSlot:
-        """Send a request, in that trace context, and return its slot; answers come by
-        `next_answer` until `close`. Raises the error that ended the connection."""
+        """Send a request in a trace context and return its slot.
+
+        Get its answers with `next_answer`, then call `close`. Raises the error that ended the
+        connection.
+        """
         if self.lost is not None:
             raise from_wire(*to_wire(self.lost))
         slot = self._slots[request.request] = RequestSlot()
@@ -186,11 +196,11 @@ class RequestExchange:
             self.fail_all(error)
             if isinstance(self.lost, SessionEnded):
                 raise from_wire(*to_wire(self.lost)) from None
-            broken = ConnectionBroken(f"the connection was lost while a request was sent: {error}")
-            # The whole frame may have left before the connection broke.
+            broken = ConnectionBroken(f"connection lost while sending a request: {error}")
+            # The entire frame may have been sent before the connection broke.
             broken.determinate = isinstance(request, READ_ONLY)
             raise broken from None
-        # A cancelled `send` may still write its frame, so the service must drop the request.
+        # A canceled `send` may still write its frame, so tell the service to drop the request.
         except BaseException:
             self.close(request.request)
             if isinstance(request, SubscribeObject | ReadObject | WaitFor | RunQuery | CopyTo):
@@ -199,8 +209,8 @@ class RequestExchange:
         return slot
 
     async def read_instead(self, number: int, slot: RequestSlot) -> ReadInstead | None:
-        """Return the read that answers a query, or None if the query's own answers come, by
-        `next_answer`."""
+        """Return the read that the service asks for in place of a query, or None if the query's own
+        answers follow (`next_answer`)."""
         try:
             answer = await self.next_answer(slot)
         except BaseException:
@@ -216,22 +226,21 @@ class RequestExchange:
         return None
 
     def close(self, number: int) -> None:
-        """Stop taking answers of this request."""
+        """Forget a request. Its later answers are dropped."""
         self._slots.pop(number, None)
 
     async def cancel(self, number: int) -> None:
-        """Cancel a request at the service, without waiting for the acknowledgement, which is
-        ignored."""
+        """Tell the service to cancel a request, without waiting for its acknowledgement."""
         try:
-            # Shielded, since the caller may itself be cancelled, and bounded, as it may be in a
-            # hurry.
+            # Shielded, because the caller may itself be canceled, and limited, so as not to delay
+            # it.
             with anyio.move_on_after(self._cancel_s, shield=True):
                 await self._link.send(EndRequest(self.number(), number))
         except PenstockError as error:
             self.fail_all(error)
 
     async def next_answer(self, slot: RequestSlot) -> Any:
-        """Return the next answer of a request. The first waiter drives the read loop for all."""
+        """Wait for the next answer of a request. The first waiter runs the read loop for all."""
         while not slot.answers:
             if self.lost is not None:
                 raise _lost_while_waiting(self.lost)
@@ -247,7 +256,7 @@ class RequestExchange:
                 self.fail_all(error)
             finally:
                 self._reading = False
-                # Also after an error or a cancellation: another waiter must drive the loop.
+                # Even after an error or a cancellation, another waiter must take over the loop.
                 self._hand_over()
         answer = slot.answers.popleft()
         told = split_context(answer)[0]
@@ -256,11 +265,12 @@ class RequestExchange:
         return answer
 
     def _check_rights(self, answer: Any) -> None:
-        """Raise `AccessDenied` for rows that waited here while the right to them was revoked."""
+        """Raise `AccessDenied` if the right to read an answer's rows was revoked while it waited
+        here."""
         session, reads = self.session, reads_of(answer)
-        # A door whose sessions may act as other roles checks what it hands on itself.
+        # The other protocols, whose sessions may act as other roles, check the rights themselves.
         if reads and session is not None and session.door in ("client", ""):
-            # Not by a client in another process, which loads no part of the service.
+            # Imported here: a client in another process must not load parts of the service.
             from actors.control.access.open_sessions import ReadRights
 
             rights = ReadRights(session)
@@ -271,39 +281,39 @@ class RequestExchange:
         answer, _ = split_context(received)
         number = getattr(answer, "request", 0)
         if number == 0 and isinstance(answer, RequestFailed):
-            # Request 0 is none: the service ends the connection.
+            # A failure of request 0 means that the service ends the connection.
             self.fail_all(from_wire(answer.code, answer.text, answer.determinate))
             return
         slot = self._slots.get(number)
         # Answers to a closed request are dropped.
         if slot is not None:
-            # Changes keep their context: a span is opened below it when they are taken.
+            # Changes keep their trace context: a span is opened below it when they are taken.
             slot.answers.append(received if isinstance(answer, SubscribeChanges) else answer)
             slot.bytes += _size(answer)
             slot.wake.set()
 
     def _hand_over(self) -> None:
-        """Wake all waiters; the first of them takes over the read loop."""
+        """Wake all waiters, so that one of them takes over the read loop."""
         for slot in self._slots.values():
             slot.wake.set()
 
     def fail_all(self, error: PenstockError) -> None:
-        """Mark the connection as lost and wake all waiters. The first error counts."""
+        """Mark the connection as lost and wake all waiters. Only the first error is kept."""
         session = self.session
-        # Later errors follow from the first one.
+        # Later errors are consequences of the first.
         if self.lost is None:
-            # Its connection is closed after the session has ended: that is not the cause.
+            # If the session was ended, that is the cause, and the closed connection a consequence.
             self.lost = error if session is None or session.ended is None else session.ended
         for slot in self._slots.values():
             slot.wake.set()
 
 
 def _lost_while_waiting(error: PenstockError) -> PenstockError:
-    """Return the error for a request that was sent and not answered: indeterminate."""
+    """Return the error for a request that was sent but not answered. It is indeterminate."""
     if isinstance(error, ResourceClosed):
         lost: PenstockError = ResourceClosed(str(error))
     elif isinstance(error, ConnectionBroken):
-        lost = ConnectionBroken(f"the connection was lost before the answer came: {error}")
+        lost = ConnectionBroken(f"connection lost before the answer arrived: {error}")
     else:
         lost = from_wire(*to_wire(error))
     lost.determinate = False
@@ -311,7 +321,7 @@ def _lost_while_waiting(error: PenstockError) -> PenstockError:
 
 
 def reads_of(answer: Any) -> ReadObjects:
-    """Return the objects whose rows an answer holds, if the session may lose its right to them."""
+    """Return the objects whose rows an answer contains and whose rights can be revoked."""
     return getattr(answer, "reads", ())
 
 

@@ -1,7 +1,7 @@
-"""Conversion of rows between the client's dicts and Arrow tables and the protocol's messages.
+"""Converts rows between dicts or Arrow tables and the protocol's messages.
 
-Types are inferred, and the service fits them to the table's columns. Only for dicts the table's
-columns are needed first: they may be structs or maps.
+Types are inferred; the service casts them to those of the table's columns. The columns' types are
+needed here only if values are dicts, which may be structs or maps.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from actors.runtime.errors import InvalidUsage, TypeMismatch
 from actors.runtime.progress import Time
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
-"""Rows as dicts (an inserted row has defaults, else NULL, in what it leaves out; a struct or a map
-is a dict) or as an Arrow table."""
+"""Rows as dicts or as an Arrow table. In a dict, a struct or a map is a dict, and an inserted row
+gets the defaults, or else NULL, for missing columns."""
 
 
 def column_of(name: str, text: str) -> TableColumn:
-    """Return a column from the text of a Spark type, with or without ``not null`` at its end."""
+    """Make a column from the text of a Spark type, which may end with ``not null``."""
     words = text.strip()
     if words.lower().endswith(" not null"):
         return TableColumn(name, words[: -len(" not null")].strip().lower(), nullable=False)
@@ -42,7 +42,7 @@ def column_of(name: str, text: str) -> TableColumn:
 
 
 def expand(contents: pa.Table) -> pa.Table:
-    """Return the rows repeated by their weight, without the weight."""
+    """Repeat each row by its diff, and drop the column of diffs."""
     diffs = contents[DIFF]
     rows = contents.drop_columns([DIFF])
     few = rows.num_rows <= 1
@@ -53,8 +53,11 @@ def expand(contents: pa.Table) -> pa.Table:
 
 
 def encode(table: str, rows: Rows | None, shape: pa.Schema | None = None) -> bytes | None:
-    """Return rows for a message; None for no rows. `shape`: the table's columns, needed if rows
-    hold dicts. Raises `TypeMismatch` for values that make no column."""
+    """Encode rows for a message; None for None.
+
+    `shape`: the table's columns, needed if values are dicts. Raises `TypeMismatch` for values that
+    do not form a column.
+    """
     if rows is None:
         return None
     made = rows if isinstance(rows, pa.Table) else _from_dicts(f"table {table}", rows, shape)
@@ -62,7 +65,7 @@ def encode(table: str, rows: Rows | None, shape: pa.Schema | None = None) -> byt
 
 
 def encode_left_out(rows: Rows | None) -> bytes | None:
-    """Return which rows leave out columns that others have, for a message; None: no one does.
+    """Encode which rows lack columns that other rows have; None if none does.
 
     >>> encode_left_out([{"a": 1, "b": 2}, {"b": 3, "a": None}]) is None
     True
@@ -70,7 +73,7 @@ def encode_left_out(rows: Rows | None) -> bytes | None:
     if rows is None or isinstance(rows, pa.Table):
         return None
     names = dict.fromkeys(chain.from_iterable(rows))
-    # All have all: the one case that is frequent, told without a look at each key.
+    # Fast path for the usual case, in which all rows have all columns.
     if all(len(row) == len(names) for row in rows):
         return None
     masks = {name: [name not in row for row in rows] for name in names}
@@ -78,8 +81,7 @@ def encode_left_out(rows: Rows | None) -> bytes | None:
 
 
 def holds_dicts(rows: Rows | None) -> bool:
-    """Return whether a value of a row is or contains a dict: a struct or a map, by the table's
-    columns."""
+    """Return whether any value is or contains a dict, which may be a struct or a map."""
     if rows is None or isinstance(rows, pa.Table):
         return False
     kinds = set(map(type, chain.from_iterable(row.values() for row in rows)))
@@ -98,7 +100,8 @@ def _holds_dict(value: Any) -> bool:
 def _from_dicts(
     what: str, rows: Sequence[Mapping[str, Any]], shape: pa.Schema | None = None
 ) -> pa.Table:
-    """Return columns of all keys that occur. Raises `TypeMismatch`, which names column and row."""
+    """Convert dicts to a table with a column for each key that occurs. Raises `TypeMismatch`, which
+    names `what`, the column and the row."""
     types = {} if shape is None else {fold(field.name): field.type for field in shape}
     names = list(dict.fromkeys(name for row in rows for name in row))
     arrays = []
@@ -119,19 +122,22 @@ _MISFITS: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 def _shaped(values: Sequence[Any], wanted: pa.DataType | None) -> pa.Array:
-    """Return an array nested as `wanted` is. Values that are not nested get the type that Arrow
-    infers: the service checks whether it fits. Raises one of `_MISFITS`."""
+    """Convert values to an array that is nested like `wanted`.
+
+    Leaves get the type that Arrow infers; the service checks whether it fits. Raises one of
+    `_MISFITS`.
+    """
     if wanted is None or not pa.types.is_nested(wanted):
         return pa.array(values)
     present = [value for value in values if value is not None]
     if not present:
-        # There is no value from which Arrow could infer a type.
+        # Arrow cannot infer a type without a value.
         return pa.nulls(len(values), wanted)
     mask = pa.array([value is None for value in values])
     if pa.types.is_struct(wanted):
         _check_all(present, Mapping, wanted)
         types = {field.name: field.type for field in wanted}
-        # Fields that no value has are left out here; the service makes them NULL.
+        # Omit fields that no value has; the service sets them to NULL.
         names = list(dict.fromkeys(name for value in present for name in value))
         fields = [
             _shaped([None if v is None else v.get(name) for v in values], types.get(name))
@@ -163,10 +169,10 @@ def _check_all(values: Sequence[Any], kinds: Any, wanted: pa.DataType) -> None:
 
 
 def _first_misfit(values: Sequence[Any], wanted: pa.DataType | None) -> int:
-    """Return the position of the first value that does not fit those before it."""
+    """Return the position of the first value that does not fit with the values before it."""
     low, high = 0, len(values)
     while high - low > 1:
-        # Bisection: a prefix that converts holds no misfit.
+        # Bisection: a prefix that converts has no misfit.
         middle = (low + high) // 2
         try:
             _shaped(values[:middle], wanted)
@@ -179,15 +185,18 @@ def _first_misfit(values: Sequence[Any], wanted: pa.DataType | None) -> int:
 def encode_keys(
     name: str, key: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 ) -> tuple[bytes | None, tuple[str, ...]]:
-    """Return key values for a message, and their columns. Raises `InvalidUsage`."""
+    """Encode key values for a message. Return them with the names of their columns; None and no
+    names for no key. Raises `InvalidUsage`."""
     if key is None:
         return None, ()
     rows = [key] if isinstance(key, Mapping) else list(key)
     if not rows or not rows[0] or any(set(row) != set(rows[0]) for row in rows):
-        raise InvalidUsage(f"key of {name}: give one or more dicts with the same columns")
+        raise InvalidUsage(
+            f"invalid key for {name}: expected one or more dicts with the same columns"
+        )
     names = tuple(rows[0])
     if len(rows) == 1 and all(type(value) is int for value in rows[0].values()):
-        # Fast path for one row of integers: a cached IPC form is filled in.
+        # Fast path for one row of integers: fill in a cached IPC message.
         integers = _form_of_integers(names)
         found = None if integers is None else integers.write(tuple(rows[0].values()))
         if found is not None:
@@ -198,15 +207,15 @@ def encode_keys(
 
 @functools.lru_cache(maxsize=256)
 def _form_of_integers(names: tuple[str, ...]) -> RowForm | None:
-    """Return the IPC form of one row of bigint columns, the type that Arrow infers for Python's
-    ints."""
+    """Return the IPC message template for one row of bigint columns, the type that Arrow infers for
+    Python integers."""
     schema = pa.schema([(name, pa.int64()) for name in names])
     return form_of(to_ipc(pa.table([pa.array([0], pa.int64()) for _ in names], schema=schema)))
 
 
 Condition: TypeAlias = tuple[str, str] | tuple[str, str, Any]
-"""A column, a comparison (``=``, ``<>``, ``<``, ``<=``, ``>``, ``>=``, ``is null``, ``is not
-null``), and its value."""
+"""A column, an operator (``=``, ``<>``, ``<``, ``<=``, ``>``, ``>=``, ``is null``, ``is not
+null``), and a value unless the operator tests for NULL."""
 
 _OPERATORS: Final = ("=", "<>", "<", "<=", ">", ">=", "is null", "is not null")
 _ORDER: Final = re.compile(
@@ -234,7 +243,7 @@ class ReadSpec(msgspec.Struct, frozen=True):
         limit: int | None,
         offset: int,
     ) -> ReadSpec:
-        """Return the encoded arguments of a read. Raises `InvalidUsage` and `TypeMismatch`."""
+        """Encode the arguments of a read. Raises `InvalidUsage` and `TypeMismatch`."""
         keys, key_columns = encode_keys(name, key)
         finishing = None
         if order_by or offset or limit is not None:
@@ -246,8 +255,8 @@ class ReadSpec(msgspec.Struct, frozen=True):
         return cls(keys, key_columns, tests, chosen, finishing)
 
     def finisher(self, names: Sequence[str]) -> RowFinisher:
-        """Return the finisher of an answer whose columns have these names, in the object's
-        spelling."""
+        """Return what orders, limits and projects answers with these column names, which are
+        spelled as in the object."""
         if self.columns is None and self.finishing is None:
             return RowFinisher(None, None)
         own = {fold(name): name for name in names}
@@ -268,7 +277,7 @@ class ReadSpec(msgspec.Struct, frozen=True):
         as_of: Time | None,
         deadline_ms: int | None,
     ) -> ReadObject:
-        """Return the request."""
+        """Build the request for this read."""
         return ReadObject(
             number,
             name,
@@ -283,7 +292,7 @@ class ReadSpec(msgspec.Struct, frozen=True):
 
 
 PLAIN_READ: Final = ReadSpec(None, (), (), None, None)
-"""A read of all rows, in no order."""
+"""A read of all rows in undefined order."""
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
@@ -297,8 +306,8 @@ def _comparison_of(name: str, condition: Condition) -> ColumnComparison:
     op = "<>" if sign == "!=" else op
     if op is None or len(rest) != (0 if op.startswith("is") else 1):
         raise InvalidUsage(
-            f"condition {condition!r} on {name}: give (column, one of {', '.join(_OPERATORS)}, "
-            "value), without a value for the two tests of null"
+            f"invalid condition {condition!r} on {name}: expected (column, operator, value) with "
+            f"an operator of {', '.join(_OPERATORS)}, without a value for the NULL tests"
         )
     known = cast(Any, op)
     if not rest:
@@ -311,7 +320,7 @@ def _order_of(name: str, text: str) -> OrderBy:
     found = _ORDER.fullmatch(text)
     if found is None:
         raise InvalidUsage(
-            f"order_by {text!r} of {name}: write it as COLUMN [asc|desc] [nulls first|last]"
+            f"invalid order_by {text!r} for {name}: expected COLUMN [asc|desc] [nulls first|last]"
         )
     descending = (found[2] or "").lower() == "desc"
     nulls_first = not descending if found[3] is None else found[3].lower() == "first"

@@ -1,4 +1,4 @@
-"""The command line, a group of commands a file: `cli` puts them together."""
+"""The command line. Each module holds a group of commands; `cli` assembles them."""
 
 from __future__ import annotations
 

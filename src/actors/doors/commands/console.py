@@ -1,4 +1,4 @@
-"""Parts shared by all commands: the event loop (uvloop), log lines, common options."""
+"""Parts that all commands share: the event loop (uvloop), log lines, common options."""
 
 from __future__ import annotations
 
@@ -29,44 +29,52 @@ R = TypeVar("R")
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 LogLevel = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
-LogFormat = Annotated[str, typer.Option("--log-format", help="text, or json: an object a line.")]
+LogFormat = Annotated[
+    str, typer.Option("--log-format", help="text, or json for one JSON object per line.")
+]
 Connect = Annotated[
     str,
     typer.Option(
         "--connect",
         envvar="PENSTOCK_LISTEN",
-        help="A running service's listener: host:port or unix:/path.",
+        help="Address of a running service: host:port or unix:/path.",
     ),
 ]
 Certificate = Annotated[
     str | None,
-    typer.Option("--tls-certificate", help="PEM file: what this side shows to its peers."),
+    typer.Option("--tls-certificate", help="PEM file of the certificate that peers are shown."),
 ]
-Key = Annotated[str | None, typer.Option("--tls-key", help="PEM file: its key.")]
+Key = Annotated[str | None, typer.Option("--tls-key", help="PEM file of the certificate's key.")]
 Authority = Annotated[
     str | None,
-    typer.Option("--tls-authority", help="PEM file: who signed the certificates of peers."),
+    typer.Option(
+        "--tls-authority", help="PEM file of the authority that signed the peers' certificates."
+    ),
 ]
 TokenFile = Annotated[
     str | None,
-    typer.Option("--token-file", help="Tokens of clients, one a line; a client shows the first."),
+    typer.Option(
+        "--token-file", help="File of client tokens, one per line; a client uses the first."
+    ),
 ]
 Identity = Annotated[
     str | None,
-    typer.Option("--identity", help="Name of the service; of a client: of the one it means."),
+    typer.Option(
+        "--identity", help="Name of the service; for a client, of the service it connects to."
+    ),
 ]
 DEFAULT_ADDRESS: Final = Settings().listen
 
 
 class ServiceTarget(msgspec.Struct, frozen=True):
-    """Service that a command connects to, with the settings for authentication there."""
+    """The service that a command connects to, with the settings to authenticate there."""
 
     address: str
     settings: Settings
 
 
 def with_client(target: ServiceTarget, call: Callable[[Client], Awaitable[R]]) -> R:
-    """Return the result of a call with a client that is connected to the service for it alone."""
+    """Connect a client to the service, await `call` with it, and return the result."""
 
     async def run() -> R:
         from actors.doors.client.client import Client
@@ -80,8 +88,10 @@ def with_client(target: ServiceTarget, call: Callable[[Client], Awaitable[R]]) -
 def command_with_options(
     name: str, options: Callable[..., Any]
 ) -> Callable[[Callable[..., None]], Any]:
-    """Return a decorator for commands whose first parameter, `name`, is made by `options`; the
-    parameters of `options` become options of the command."""
+    """Return a decorator for commands whose first parameter, `name`, is built by `options`.
+
+    The parameters of `options` become options of the command.
+    """
 
     def wrapped(command: Callable[..., None]) -> Callable[..., None]:
         shared = inspect.signature(options).parameters
@@ -95,7 +105,7 @@ def command_with_options(
         parameters = [*shared.values(), *(own[option] for option in own if option != name)]
         hints = get_type_hints(command, include_extras=True)
         hints |= get_type_hints(options, include_extras=True)
-        # typer reads the options from the signature.
+        # Typer reads the options from the signature.
         run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [
                 one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name])
@@ -103,16 +113,19 @@ def command_with_options(
             ]
         )
         run.__annotations__ = {one.name: hints[one.name] for one in parameters}
-        del run.__dict__["__wrapped__"]  # typer would read the wrapped function's annotations
+        del run.__dict__["__wrapped__"]  # else Typer reads the wrapped function's annotations
         return run
 
     return wrapped
 
 
 def service_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Make `target`, the command's first parameter, from the options ``--connect``,
-    ``--tls-certificate``, ``--tls-key``, ``--tls-authority``, ``--token-file`` and ``--identity``,
-    or from the environment (``PENSTOCK_TLS_KEY``). Only warnings are logged."""
+    """Add the options for connecting to a service, and build the parameter `target` from them.
+
+    The options are ``--connect``, ``--tls-certificate``, ``--tls-key``, ``--tls-authority``,
+    ``--token-file`` and ``--identity``. Options that are not given come from the environment, for
+    example ``PENSTOCK_TLS_KEY``. The command logs only warnings and errors.
+    """
 
     def options(
         connect: Connect = DEFAULT_ADDRESS,
@@ -138,18 +151,20 @@ def service_command(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Guard imports of packages that an extra installs. Raises `BadSettings` if they are
-    missing."""
+    """Turn an `ImportError` of a package that `extra` installs into `BadSettings`."""
     try:
         yield
     except ImportError as error:
         raise BadSettings(
-            f"{what} needs more packages: pip install 'penstock-views[{extra}]' ({error})"
+            f"{what} needs additional packages: pip install 'penstock-views[{extra}]' ({error})"
         ) from None
 
 
 class OneLine(logging.Formatter):
-    """One line a record: time (UTC), level, logger, text; a traceback's lines joined by ``|``."""
+    """Formats a record as one line: time (UTC), level, logger, text.
+
+    The lines of a traceback are joined by ``|``.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -165,15 +180,18 @@ class OneLine(logging.Formatter):
 
 
 def set_up_logging(level: str, *, traced: bool = False, log_format: str = "text") -> None:
-    """Log messages of `level` and above to stderr; `traced`: by structlog, with trace ids,
-    as text or as JSON. Raises `BadSettings` for an unknown level or format."""
+    """Log messages of `level` and above to stderr.
+
+    With `traced`, structlog formats them, with trace ids, as text or as JSON. Raises `BadSettings`
+    for an unknown level or format.
+    """
     if log_format not in ("text", "json"):
-        raise BadSettings(f"log format {log_format!r}: must be text or json")
+        raise BadSettings(f"invalid log format {log_format!r}: expected text or json")
     if level.lower() not in LEVELS:
-        raise BadSettings(f"log level {level!r}: must be one of {', '.join(LEVELS)}")
+        raise BadSettings(f"invalid log level {level!r}: expected one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     if traced:
-        # Imported only here: structlog takes a while to load.
+        # Imported here because structlog is slow to load.
         from actors.runtime.tracing.logs import formatter
 
         handler.setFormatter(formatter("json" if log_format == "json" else "text"))
@@ -188,43 +206,47 @@ def set_up_logging(level: str, *, traced: bool = False, log_format: str = "text"
 _NOT_SETTINGS: Final = re.compile(
     r"PENSTOCK_(?:SECRET_.*|WAL_TOKEN|(?:.*_)?SERVICE_(?:HOST|PORT)(?:_.*)?|(?:.*_)?PORT(?:_.*)?)"
 )
-"""Variables of the environment that are no settings: secrets, and those by which Kubernetes tells
-of a service of this name."""
+"""Environment variables that are not settings: secrets, and those that Kubernetes sets for a
+Kubernetes service named penstock."""
 
 
 def warn_of_variables(environment: Mapping[str, str]) -> None:
-    """Log each variable ``PENSTOCK_*`` that is no setting, with the nearest that there is."""
+    """Log a warning for each variable ``PENSTOCK_*`` that is not a setting, with the nearest
+    name."""
     fields = {each.name for each in msgspec.structs.fields(Settings)} - {*MAPPINGS}
     known = [f"PENSTOCK_{name.upper()}" for name in sorted(fields)]
     for name in environment:
         wrong = name.startswith("PENSTOCK_") and name.upper() not in known
         if wrong and _NOT_SETTINGS.fullmatch(name) is None:
             hint = nearest_hint(name, known)
-            log.warning("environment variable %s is no setting, and is ignored%s", name, hint)
+            log.warning("ignoring environment variable %s: there is no such setting%s", name, hint)
 
 
 _SWITCH_SECONDS: Final = 0.0005
-"""How long a thread may keep the loop from running (Python's default: 0.005)."""
+"""Interpreter switch interval: how long another thread may delay the event loop (Python's default
+is 0.005)."""
 
 
 def run_loop(body: Callable[[], Coroutine[Any, Any, R]]) -> R:
     """Run `body` on uvloop and return its result."""
-    # The loop gives the interpreter away at each call to the socket, and a thread that compacts
-    # keeps it until it is asked: an INSERT beside one took a third longer, COPY is as fast.
+    # The event loop releases the interpreter lock at each socket call, and a compacting thread then
+    # keeps it for the whole interval. With the default interval an INSERT during a compaction takes
+    # a third longer; COPY is as fast with either.
     sys.setswitchinterval(_SWITCH_SECONDS)
     return anyio.run(body, backend="asyncio", backend_options={"use_uvloop": True})
 
 
 def parse_settings(given: list[str]) -> dict[str, Any]:
-    """Return ``name=value`` pairs as flags. Raises `BadSettings` for a malformed pair.
+    """Parse ``name=value`` pairs into flags. Raises `BadSettings` for a malformed pair.
 
-    `settings.load` makes values of the texts; ``spark_conf.KEY=VALUE`` adds to `spark_conf`.
+    The values stay strings, which `settings.load` converts. ``spark_conf.KEY=VALUE`` adds an entry
+    to `spark_conf`.
     """
     flags: dict[str, Any] = {}
     for pair in given:
         name, sign, value = pair.partition("=")
         if not sign or not name:
-            raise BadSettings(f"--set {pair}: write it as name=value")
+            raise BadSettings(f"invalid --set {pair!r}: expected name=value")
         if name.startswith("spark_conf."):
             flags.setdefault("spark_conf", {})[name.removeprefix("spark_conf.")] = value
         else:

@@ -1,4 +1,4 @@
-"""Commands that put rows into a running service, once: from files, or from JSON lines."""
+"""One-shot commands that load rows into a running service, from files or from JSON lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("parquet", "csv", "json")
 LINE_MS: Final = 2_000
-"""Minimal interval of progress lines if stderr is no terminal."""
+"""Minimum interval between progress lines when stderr is not a terminal."""
 MIB: Final = 1 << 20
 STDIN: Final = Path("-")
 ROWS_AT_ONCE: Final = 10_000
@@ -38,41 +38,43 @@ LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 @service_command
 def copy_from(
     target: ServiceTarget,
-    table: Annotated[str, typer.Argument(help="A table.")],
+    table: Annotated[str, typer.Argument(help="The table's name.")],
     path: Annotated[
         str, typer.Argument(help="A file or folder below one of the service's source_dirs.")
     ],
-    kind: Annotated[str, typer.Option("--format", help="parquet, csv or json (an object a line).")],
+    kind: Annotated[
+        str, typer.Option("--format", help="parquet, csv or json (one object per line).")
+    ],
     column: Annotated[
         list[str] | None,
         typer.Option(
-            "--column", "-c", help="One that the files have, in their order; may be repeated."
+            "--column", "-c", help="A column of the files, in their order. May be repeated."
         ),
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", help="KEY=VALUE for Spark's reader; may be repeated."),
+        typer.Option("--option", "-o", help="KEY=VALUE for Spark's reader. May be repeated."),
     ] = None,
-    pattern: Annotated[str, typer.Option(help="Of names in a folder.")] = "*",
+    pattern: Annotated[str, typer.Option(help="Pattern for file names in a folder.")] = "*",
     recursive: Annotated[
-        bool, typer.Option("--recursive", help="Folders of the folder, too.")
+        bool, typer.Option("--recursive", help="Also reads the folders within the folder.")
     ] = False,
     uuid: Annotated[
         str | None,
-        typer.Option(help="Of the copy: one that was done under it is not done again."),
+        typer.Option(help="Id of the copy: a completed copy of this id is not repeated."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Says nothing on the way.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Prints no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints the result as JSON.")] = False,
 ) -> None:
-    """Copies files into a table: all their rows at one time, or none.
+    """Copies files into a table, atomically: all their rows at a single timestamp, or none.
 
-    The service reads them, as Spark does, below its source_dirs. Columns that the files lack are
-    NULL. How far it is, is told on stderr. An interrupt while files are read drops the copy. Exit
-    status 2 when nothing was copied, or when it is open whether it was: then ask again with the
-    same --uuid.
+    The service reads the files from its source_dirs, as Spark does. Columns missing from the files
+    are NULL. Progress goes to stderr. An interrupt while files are being read cancels the copy. The
+    exit status is 2 if nothing was copied, or if the outcome is unknown: then run the command again
+    with the same --uuid.
     """
     if kind not in FORMATS:
-        raise BadSettings(f"--format {kind}: must be one of {', '.join(FORMATS)}")
+        raise BadSettings(f"invalid --format {kind!r}: expected one of {', '.join(FORMATS)}")
     chosen: CopyFormat = kind  # type: ignore[assignment]
     options = dict(_pair(text) for text in option or ())
     shown = None if quiet else CopyProgressLine(sys.stderr)
@@ -92,20 +94,23 @@ def copy_from(
 
     try:
         done = with_client(target, copy)
-    # The line that is written over must be ended before an error is printed.
+    # End the progress line before an error is printed.
     finally:
         if shown is not None:
             shown.end()
     if as_json:
         print(json.dumps({"rows": done.rows, "time": done.time, "repeated": done.repeated}))
     else:
-        before = ", as before: nothing was done again" if done.repeated else ""
+        before = " (already copied earlier: nothing was repeated)" if done.repeated else ""
         print(f"{done.rows} rows into {table} at {done.time}{before}")
 
 
 class CopyProgressLine:
-    """Progress of a copy on a stream: one line written over on a terminal, else a line from time to
-    time, if it has changed."""
+    """Prints the progress of a copy on a stream.
+
+    On a terminal one line is overwritten; elsewhere a changed line is printed at most every
+    `LINE_MS`.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -116,12 +121,12 @@ class CopyProgressLine:
         self._waiting = ""
 
     def show(self, progress: CopyFromProgress) -> None:
-        """Print the progress, if the interval has passed."""
+        """Print the progress if it has changed and the interval has passed."""
         line = copy_progress_text(progress)
         if line == self._last:
             return
         now = self._clock.monotonic_ms()
-        # A line for each report would flood a log file.
+        # One line per report would flood a log file.
         if not self._over and now - self._printed_ms < LINE_MS:
             self._waiting = line
             return
@@ -130,7 +135,7 @@ class CopyProgressLine:
         print(f"{start}{line}", end=end, file=self._stream, flush=True)
 
     def end(self) -> None:
-        """Print the last line that waits, or end the terminal's line."""
+        """Print the last line if it was held back, or end the terminal's line."""
         if self._over and self._last:
             print(file=self._stream)
         elif self._waiting and self._waiting != self._last:
@@ -138,7 +143,7 @@ class CopyProgressLine:
 
 
 def copy_progress_text(progress: CopyFromProgress) -> str:
-    """Return a copy's progress, for people."""
+    """Format a copy's progress for people."""
     return (
         f"{progress.files_done} of {progress.files} files, {progress.bytes_done / MIB:.1f} of "
         f"{progress.bytes / MIB:.1f} MiB read; {progress.rows} rows staged"
@@ -148,7 +153,7 @@ def copy_progress_text(progress: CopyFromProgress) -> str:
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise BadSettings(f"--option {text!r}: must be KEY=VALUE")
+        raise BadSettings(f"invalid --option {text!r}: expected KEY=VALUE")
     return key, value
 
 
@@ -157,13 +162,13 @@ def insert(
     target: ServiceTarget,
     name: Annotated[str, typer.Argument(help="The table's name.")],
     file: Annotated[
-        Path, typer.Argument(help="Of JSON objects, a line each; - or nothing: stdin.")
+        Path, typer.Argument(help="File of JSON objects, one per line; -: standard input.")
     ] = STDIN,
 ) -> None:
-    """Inserts rows, given as JSON objects, a line each, as `peek --json` and copies write them.
+    """Inserts rows from JSON lines, in the form that `peek --json` and copies write.
 
-    Dates and times are ISO 8601, binary is base64, "NaN" a float, a map an object. Every 10,000
-    lines are one write, all or none. When one fails, those before it stay.
+    Dates and times are ISO 8601, binary values are base64, "NaN" is a float and a map is an object.
+    Every 10,000 lines are one atomic write. If a write fails, the earlier ones stay.
     """
     if file == STDIN:
         rows, time = with_client(target, lambda client: _insert(client, name, sys.stdin.buffer))
@@ -171,10 +176,10 @@ def insert(
         try:
             opened = file.open("rb")
         except OSError as error:
-            raise BadSettings(f"{file} cannot be read: {error.strerror}") from None
+            raise BadSettings(f"cannot read {file}: {error.strerror}") from None
         with opened:
             rows, time = with_client(target, lambda client: _insert(client, name, opened))
-    print(f"{rows} rows are in {name}" + (f" at {time}" if rows else ""))
+    print(f"{rows} rows inserted into {name}" + (f" at {time}" if rows else ""))
 
 
 async def _insert(client: Client, name: str, lines: BinaryIO) -> tuple[int, int]:
@@ -182,14 +187,14 @@ async def _insert(client: Client, name: str, lines: BinaryIO) -> tuple[int, int]
     objects = {found.name.lower(): found for found in (await client.status()).objects}
     table = objects.get(name.lower())
     if table is None or table.schema is None:
-        raise UnknownObject(f"there is no table {name}")
+        raise UnknownObject(f"table {name} does not exist")
     try:
         for rows in read_rows(lines, table.schema, table.column_defaults.keys()):
             time = await client.insert(name, rows)
             done += len(rows)
     except PenstockError as error:
         if done:
-            print(f"penstock: the first {done} rows are in {name}", file=sys.stderr)
+            print(f"penstock: the first {done} rows were inserted into {name}", file=sys.stderr)
         raise error
     return done, time
 
@@ -197,9 +202,11 @@ async def _insert(client: Client, name: str, lines: BinaryIO) -> tuple[int, int]
 def read_rows(
     lines: BinaryIO, schema: TableSchema, defaults: Collection[str] = ()
 ) -> Iterator[pa.Table | list[dict[str, Any]]]:
-    """Yield the rows of the lines, `ROWS_AT_ONCE` at a time; without the columns of `defaults` that
-    a line leaves out. Raises `InvalidUsage` with the number of a line that is no row of the
-    table."""
+    """Yield the rows of JSON lines, `ROWS_AT_ONCE` at a time.
+
+    `defaults`: columns that have a default; a row omits those that its line leaves out. Raises
+    `InvalidUsage`, with the line's number, for a line that is not a row of the table.
+    """
     from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
     from actors.model.plan.schema import DIFF
 
@@ -212,17 +219,17 @@ def read_rows(
     numbers: list[int] = []
     left_out: list[frozenset[str]] = []
     for number in count(1):
-        # Bounded: a file without line ends must not be read into memory whole.
+        # Bounded, so that a file without line ends is not read into memory in full.
         line = lines.readline(LINE_BYTES_MAX + 1)
         if len(line) > LINE_BYTES_MAX:
-            raise InvalidUsage(f"line {number} is longer than {LINE_BYTES_MAX} bytes")
+            raise InvalidUsage(f"line {number} is too long (limit {LINE_BYTES_MAX} bytes)")
         if line.strip():
             try:
                 rows.add(line, 1)
             except RowMisfit as error:
                 raise _no_row(number, error) from None
             numbers.append(number)
-            # Only then the names are read a second time.
+            # Decode the line again only if there are defaults: the parsed rows have every column.
             if defaults:
                 left_out.append(frozenset(defaults).difference(msgspec.json.decode(line)))
         if numbers and (not line or len(rows) == ROWS_AT_ONCE):
@@ -239,7 +246,7 @@ def read_rows(
 
 
 def _without(rows: pa.Table, left_out: Sequence[frozenset[str]]) -> list[dict[str, Any]]:
-    """Return rows without the columns that each leaves out."""
+    """Return the rows as dictionaries, each without the columns that its line left out."""
     return [
         {name: value for name, value in row.items() if name not in names}
         for row, names in zip(rows.to_pylist(), left_out, strict=True)
@@ -247,4 +254,4 @@ def _without(rows: pa.Table, left_out: Sequence[frozenset[str]]) -> list[dict[st
 
 
 def _no_row(number: int, error: Exception) -> InvalidUsage:
-    return InvalidUsage(f"line {number} is no row of the table: {error}")
+    return InvalidUsage(f"line {number} is not a row of the table: {error}")

@@ -1,5 +1,4 @@
-"""Commands that read data out of a running service: into files of its machine, and changes to the
-standard output."""
+"""Commands that read data out of a running service: copies into files, and changes on stdout."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "csv", "json")
 _SETTLE_S: Final = 1.0
-"""Time limit for the last write at the end: a reader that has stalled is not waited for any
-longer."""
+"""How long to wait at the end for a write in progress; its reader may have stalled."""
 
 
 @service_command
@@ -43,25 +41,27 @@ def copy_to(
         str, typer.Argument(help="A folder below the service's copy_dir, or s3://bucket/path.")
     ],
     kind: Annotated[str, typer.Option("--format", help="parquet, csv or json.")] = "parquet",
-    as_of: Annotated[int | None, typer.Option(help="At which time; else the latest.")] = None,
+    as_of: Annotated[
+        int | None, typer.Option(help="Timestamp to read at; default: the latest.")
+    ] = None,
     file_bytes: Annotated[
-        int, typer.Option(help="About how many bytes a file may have.", min=1)
+        int, typer.Option(help="Approximate maximum size of a file, in bytes.", min=1)
     ] = 256 << 20,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replaces a copy that is there.")
+        bool, typer.Option("--overwrite", help="Replaces an existing copy.")
     ] = False,
     deadline: Annotated[
-        float | None, typer.Option(help="Seconds, after which the copy is dropped.")
+        float | None, typer.Option(help="Seconds after which the copy is canceled.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints the result as JSON.")] = False,
 ) -> None:
-    """Copies a table or view at one time into files, a manifest last: whole or not at all.
+    """Copies a table or view, as of a single timestamp, into files.
 
-    The files are written by the service, below its copy_dir or in one of its copy_buckets. Without
-    a manifest a place holds no copy. An interrupt drops the copy.
+    The service writes the files below its copy_dir or into one of its copy_buckets. It writes a
+    manifest last: a copy without a manifest is incomplete. An interrupt cancels the copy.
     """
     if kind not in FORMATS:
-        raise BadSettings(f"--format {kind}: must be one of {', '.join(FORMATS)}")
+        raise BadSettings(f"invalid --format {kind!r}: expected one of {', '.join(FORMATS)}")
     chosen: CopyFormat = kind  # type: ignore[assignment]
     deadline_ms = None if deadline is None else round(deadline * 1000)
     shown = sys.stderr.isatty()
@@ -90,14 +90,14 @@ def copy_to(
 
 
 def _show(progress: CopyProgressed) -> None:
-    """Print the progress, over the same line."""
+    """Print the progress over the previous line."""
     print(f"\r\x1b[K{progress_text(progress)}", end="", file=sys.stderr, flush=True)
 
 
 def progress_text(progress: CopyProgressed) -> str:
-    """Return a copy's progress, for people."""
+    """Format a copy's progress for people."""
     if not progress.parts_total:
-        return "waiting until its time is sealed"
+        return "waiting until its timestamp is sealed"
     mib = 1 << 20
     return (
         f"{progress.parts_read} of {progress.parts_total} parts read, "
@@ -111,24 +111,31 @@ def subscribe(
     target: ServiceTarget,
     name: Annotated[str, typer.Argument(help="A table or view.")],
     snapshot: Annotated[
-        bool, typer.Option("--snapshot/--no-snapshot", help="Whether the contents come first.")
+        bool,
+        typer.Option("--snapshot/--no-snapshot", help="Whether to print the current rows first."),
     ] = True,
     as_of: Annotated[
-        int | None, typer.Option(help="The time of the contents, and where changes begin.")
+        int | None, typer.Option(help="Timestamp of the snapshot; later changes follow.")
     ] = None,
-    up_to: Annotated[int | None, typer.Option(help="Ends before this time.")] = None,
+    up_to: Annotated[int | None, typer.Option(help="Ends before this timestamp.")] = None,
     resume: Annotated[
-        int | None, typer.Option(help="Goes on from this frontier, without the contents.")
+        int | None, typer.Option(help="Resumes from this frontier, without a snapshot.")
     ] = None,
     progress: Annotated[
-        bool, typer.Option("--progress", help="Says up to where all has been printed, too.")
+        bool,
+        typer.Option(
+            "--progress", help="Also prints the frontier below which every change was printed."
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON a change.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Prints one JSON object per change.")
+    ] = False,
 ) -> None:
-    """Prints the changes of a table or view as they come, until it is interrupted.
+    """Prints the changes of a table or view as they happen, until it is interrupted.
 
-    Each row has its time, and how often it came (or, below zero, went). At the end the frontier
-    to resume from is told on stderr: `--resume` goes on there, without gap or repeat.
+    Each line has the change's timestamp and its diff: how many copies of the row were added or, if
+    negative, removed. At the end the frontier to resume from is printed on stderr: `--resume`
+    continues there without gap or repeat.
     """
     given: dict[str, Any] = {
         "from_": resume,
@@ -141,7 +148,8 @@ def subscribe(
     try:
         run_loop(lambda: _follow(target, name, given, printed))
     except* BrokenPipeError:
-        # The reader has closed the pipe: Python's last flush at exit must not fail on it again.
+        # The reader has closed the pipe. Replace stdout, so that Python's flush at exit does not
+        # fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         text = printed.resumption()
@@ -156,13 +164,14 @@ class SubscribePrinter:
         self._as_json = as_json
         self._progress = progress
         self._named = as_json
-        """True if the line of column names was printed."""
+        """True once the line of column names is printed. JSON needs none."""
         self._partial = False
+        """True while the last printed batch is only a part of its interval."""
         self._settled = threading.Event()
         """Set while no write is in progress."""
         self._settled.set()
         self.upper = upper
-        """Frontier below which everything was printed."""
+        """Frontier below which every change was printed."""
 
     def lines(self, change: ChangeBatch) -> Iterator[str]:
         """Yield the lines of a change."""
@@ -188,11 +197,11 @@ class SubscribePrinter:
                 yield "# the end" if upper is None else f"# upper {upper}"
 
     async def write(self, change: ChangeBatch) -> None:
-        """Print a change, on a thread."""
+        """Print a change, in a thread."""
         text = "".join(f"{line}\n" for line in self.lines(change))
-        # Abandoned on cancellation: a write that blocks on its reader must not delay the end.
         self._settled.clear()
-        # A slow reader must hold back the changes, not the connection's event loop.
+        # In a thread: a slow reader may hold back the changes, but not the connection's event loop.
+        # The thread is abandoned on cancellation: a blocked write must not delay the end.
         await anyio.to_thread.run_sync(self._write, text, change, abandon_on_cancel=True)
 
     def _write(self, text: str, change: ChangeBatch) -> None:
@@ -204,20 +213,20 @@ class SubscribePrinter:
             self._settled.set()
 
     def done(self, change: ChangeBatch) -> None:
-        """Note that all of a change was printed."""
+        """Note that a change was printed in full."""
         self._partial = change.partial
         if not change.partial:
             self.upper = change.upper
 
     def resumption(self) -> str:
-        """Return the advice for resuming; empty if the subscribe has reached its end."""
-        # A signal may interrupt between a write and its note: wait, so that printed lines count.
+        """Return how to resume, or "" if the subscribe has reached its end."""
+        # A signal may arrive after a write and before `done`. Wait, so that printed lines count.
         self._settled.wait(_SETTLE_S)
         if self.upper is not None and self.upper >= EMPTY:
             return ""
         if self.upper is None:
-            return "nothing to resume from: the contents were not whole" if self._partial else ""
-        also = "; forget what was printed last, which was not whole" if self._partial else ""
+            return "nothing to resume from: the snapshot is incomplete" if self._partial else ""
+        also = "; discard the last changes, which are incomplete" if self._partial else ""
         return f"resume with --resume {self.upper}{also}"
 
 

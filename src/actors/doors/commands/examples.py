@@ -1,4 +1,4 @@
-"""Examples of every command, which its ``--help`` ends with."""
+"""Example command lines, shown at the end of each command's ``--help``."""
 
 from __future__ import annotations
 
@@ -121,14 +121,14 @@ EXAMPLES: Final[dict[str, tuple[str, str]]] = {
         "penstock wal status --dir /var/lib/penstock-wal --json",
     ),
 }
-"""Two command lines of each command, by its words."""
+"""Maps each command, such as "shard list", to two example command lines."""
 
 
 def add_examples(app: typer.Typer) -> None:
-    """Let the help of every command end with its examples. Raises `KeyError` for one that has
+    """Append its examples to the help of every command. Raises `KeyError` if a command has
     none."""
     for words, info in _commands(app, ""):
-        # The mark keeps the lines as they are.
+        # \b tells click not to rewrap the lines.
         info.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[words])
 
 

@@ -1,4 +1,4 @@
-"""Commands that show a running service and change how it runs, or show its recorded traces."""
+"""Commands that inspect a running service, change how it runs, or show its recorded traces."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ if TYPE_CHECKING:
 def status(
     target: ServiceTarget,
     seconds: Annotated[
-        float, typer.Argument(min=0.05, help="With --watch: how often to look.")
+        float, typer.Argument(min=0.05, help="With --watch: seconds between refreshes.")
     ] = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Looks again and again, until SIGINT.")
+        bool, typer.Option("--watch", help="Refreshes repeatedly, until SIGINT.")
     ] = False,
 ) -> None:
     """Shows every table, view and index of a running service, with frontiers and lag.
 
-    With --watch also what the service does now: connections, reads, steps a second, parts in
-    flight, reconciliations, errors. On a terminal in place, else block after block.
+    With --watch also shows the service's current activity: connections, reads, steps per second,
+    parts in flight, reconciliations, errors. A terminal is refreshed in place; other output gets
+    one block after another.
     """
     from actors.doors.commands.status import object_lines
 
@@ -57,7 +58,7 @@ def status(
 
 
 def _builtins(found: Any) -> Any:
-    """Return messages as dictionaries and lists."""
+    """Convert messages to dictionaries and lists."""
     import msgspec
 
     return msgspec.to_builtins(found)
@@ -75,7 +76,7 @@ async def _watch(target: ServiceTarget, seconds: float) -> None:
 
 
 LISTED: Final = "penstock"
-"""Name under which `peek` lists the relations, unless an object has it."""
+"""Name under which `peek` lists the relations, unless an object has this name."""
 _CONDITION: Final = re.compile(
     r"\s*`?([^`\s<>=!]+)`?\s*(<=|>=|<>|!=|=|<|>|is\s+not\s+null|is\s+null)\s*(.*?)\s*",
     re.IGNORECASE,
@@ -88,25 +89,31 @@ def peek(
     name: Annotated[
         str, typer.Argument(help="A table or view, or a relation such as penstock.steps.")
     ],
-    as_of: Annotated[int | None, typer.Option(help="At which time; else the latest.")] = None,
+    as_of: Annotated[
+        int | None, typer.Option(help="Timestamp to read at; default: the latest.")
+    ] = None,
     conditions: Annotated[
         list[str] | None,
         typer.Option(
-            "--filter", help="Only rows that pass: 'amount > 5', 'day is null'. May be repeated."
+            "--filter", help="Condition on rows: 'amount > 5', 'day is null'. May be repeated."
         ),
     ] = None,
-    columns: Annotated[str, typer.Option(help="Only these, with commas between.")] = "",
-    order_by: Annotated[
-        str, typer.Option(help="Columns with commas between: 'amount desc nulls last, id'.")
+    columns: Annotated[
+        str, typer.Option(help="Comma-separated columns to print; default: all.")
     ] = "",
-    limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
-    offset: Annotated[int, typer.Option(min=0, help="Skips so many rows first.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON a row.")] = False,
+    order_by: Annotated[
+        str, typer.Option(help="Comma-separated sort columns: 'amount desc nulls last, id'.")
+    ] = "",
+    limit: Annotated[int | None, typer.Option(min=0, help="Maximum number of rows.")] = None,
+    offset: Annotated[int, typer.Option(min=0, help="Number of rows to skip first.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Prints one JSON object per row.")
+    ] = False,
 ) -> None:
-    """Prints rows of a table or view, with tabs between, as they come.
+    """Prints rows of a table or view, tab-separated, as they arrive.
 
-    What the service tells of itself is read in the same way: `penstock relations` lists what
-    there is, and so does `penstock peek penstock`.
+    The service's relations about itself can be read in the same way. `penstock relations` lists
+    them, and so does `penstock peek penstock`.
     """
     options: dict[str, Any] = {
         "columns": [part.strip() for part in columns.split(",")] if columns else None,
@@ -129,7 +136,7 @@ async def _peek(
 ) -> None:
     from actors.model.protocol.relations import PREFIX, is_relation, relation_of
 
-    # Only a condition needs a schema, for the type of its value.
+    # Only conditions need a schema, for the types of their values.
     objects = (await client.status()).objects if conditions or name == LISTED else ()
     known = {found.name.lower(): found.schema for found in objects}
     if name == LISTED and LISTED not in known:
@@ -140,8 +147,10 @@ async def _peek(
 
 
 def parse_condition(text: str, schema: TableSchema | None) -> tuple[Any, ...]:
-    """Return ``amount > 5`` as a condition of `Client.peek`, with its value in the column's type;
-    text may be quoted. Raises `InvalidUsage`."""
+    """Parse a text such as ``amount > 5`` into a condition of `Client.peek`.
+
+    The value gets the column's type; it may be quoted. Raises `InvalidUsage`.
+    """
     import pyarrow as pa
 
     from actors.model.plan.schema import arrow_type
@@ -149,7 +158,9 @@ def parse_condition(text: str, schema: TableSchema | None) -> tuple[Any, ...]:
     found = _CONDITION.fullmatch(text)
     op = "" if found is None else " ".join(found[2].lower().split())
     if found is None or op.startswith("is") == bool(found[3]):
-        raise InvalidUsage(f"--filter {text!r}: write it as 'COLUMN < VALUE' or 'COLUMN is null'")
+        raise InvalidUsage(
+            f"invalid --filter {text!r}: expected 'COLUMN < VALUE' or 'COLUMN is null'"
+        )
     column, value = found[1], found[3]
     if op.startswith("is"):
         return column, op
@@ -163,13 +174,13 @@ def parse_condition(text: str, schema: TableSchema | None) -> tuple[Any, ...]:
         return column, op, pa.array([value]).cast(kind)[0].as_py()
     except pa.ArrowException:
         raise InvalidUsage(
-            f"--filter {text!r}: {value!r} is not a {types[column.lower()]}"
+            f"invalid --filter {text!r}: {value!r} is not a {types[column.lower()]}"
         ) from None
 
 
 @service_command
 def relations(target: ServiceTarget) -> None:
-    """Lists the relations of a running service about itself, to be read with `penstock peek`."""
+    """Lists the relations that describe a running service; read them with `penstock peek`."""
     options: dict[str, Any] = {"columns": ["name", "kept_by", "text"]}
     with_client(
         target, lambda client: _peek(client, "penstock.relations", None, [], options, as_json=False)
@@ -180,11 +191,11 @@ def relations(target: ServiceTarget) -> None:
 def actors(
     target: ServiceTarget,
     interval: Annotated[
-        float, typer.Option(min=0.01, help="Seconds between the two looks that rates come from.")
+        float, typer.Option(min=0.01, help="Seconds over which rates are measured.")
     ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
 ) -> None:
-    """Shows every live actor of a running service: what it does, what waits, how busy it is."""
+    """Shows each actor of a running service: its current task, its queue and how busy it is."""
     rows = with_client(target, lambda client: _actors(client, interval))
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -200,8 +211,10 @@ def actors(
 
 
 async def _actors(client: Client, interval: float) -> list[dict[str, Any]]:
-    """Return the actors with rates between two reports; an actor started between them is measured
-    since its start."""
+    """Return the actors with their rates between two reports.
+
+    The rates of an actor that started in between count from its start.
+    """
     import anyio
 
     first = await client.actors()
@@ -222,11 +235,13 @@ async def _actors(client: Client, interval: float) -> list[dict[str, Any]]:
 @service_command
 def replicas(
     target: ServiceTarget,
-    add: Annotated[str, typer.Option(help="Adds a replica of that name.")] = "",
-    drop: Annotated[str, typer.Option(help="Drops the replica of that name.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    add: Annotated[
+        str, typer.Option(help="Adds a replica: NAME, or NAME=ADDRESS of a replica process.")
+    ] = "",
+    drop: Annotated[str, typer.Option(help="Drops the replica of this name.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
 ) -> None:
-    """Shows the replicas of a running service; adds or drops one, for good."""
+    """Shows the replicas of a running service, or adds or drops one permanently."""
     report = with_client(target, lambda client: client.replicas(add=add, drop=drop))
     found = _builtins(report.replicas)
     if as_json:
@@ -244,11 +259,13 @@ def replicas(
 @service_command
 def sessions(
     target: ServiceTarget,
-    end: Annotated[int, typer.Option(help="Ends the session of that number.")] = 0,
-    cancel: Annotated[int, typer.Option(help="Cancels what the session of that number runs.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    end: Annotated[int, typer.Option(help="Ends the session with this number.")] = 0,
+    cancel: Annotated[
+        int, typer.Option(help="Cancels the running statement of the session with this number.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
 ) -> None:
-    """Shows the sessions that clients have open at any door; ends one, or cancels what it runs."""
+    """Shows the open sessions of all client protocols, ends one, or cancels its statement."""
     found = with_client(target, lambda client: _sessions(client, end, cancel))
     if as_json:
         print(json.dumps(found, indent=2))
@@ -271,7 +288,7 @@ async def _sessions(client: Client, end: int, cancel: int) -> list[dict[str, Any
     return found
 
 
-source = typer.Typer(help="Sources: what a dropped one has left outside.", no_args_is_help=True)
+source = typer.Typer(help="Manages external resources of dropped sources.", no_args_is_help=True)
 
 
 @source.command("forget")
@@ -279,36 +296,38 @@ source = typer.Typer(help="Sources: what a dropped one has left outside.", no_ar
 def forget_source(
     target: ServiceTarget, name: Annotated[str, typer.Argument(help="The dropped source's name.")]
 ) -> None:
-    """Gives up removing what a dropped source has left outside (a replication slot)."""
+    """Stops trying to remove a dropped source's external resource, such as a replication slot."""
     kept = with_client(target, lambda client: client.forget_source(name))
-    print(f"no longer tried: {kept} stays outside until somebody removes it there")
+    print(f"gave up removing {kept}: remove it by hand in the external system")
 
 
 @service_command
 def tracing(
     target: ServiceTarget,
     ratio: Annotated[
-        float | None, typer.Option(help="Share of new traces to be sampled, from 0 to 1.")
+        float | None, typer.Option(help="Share of new traces to sample, from 0 to 1.")
     ] = None,
 ) -> None:
-    """Shows, or sets, which share of new traces a running service samples."""
+    """Shows or sets the share of new traces that a running service samples."""
     report = with_client(target, lambda client: client.tracing(ratio))
     if report.exporting:
-        print(f"of new traces a share of {report.ratio:g} is sampled")
+        print(f"sampling ratio of new traces: {report.ratio:g}")
     else:
-        print("the service has no exporter of traces")
+        print("the service does not export traces")
 
 
 def trace(
     file: Annotated[Path, typer.Argument(help="OTLP JSON lines, as --trace-file writes them.")],
-    trace_id: Annotated[str, typer.Option("--id", help="Only the trace whose id begins so.")] = "",
+    trace_id: Annotated[
+        str, typer.Option("--id", help="Only the trace whose id starts with this.")
+    ] = "",
     search: Annotated[
         str,
         typer.Option("--search", help="Only traces with NAME=VALUE, e.g. penstock.dataflow=u3."),
     ] = "",
-    last: Annotated[int, typer.Option(help="So many traces, the newest.", min=1)] = 5,
+    last: Annotated[int, typer.Option(help="Number of newest traces to show.", min=1)] = 5,
 ) -> None:
-    """Draws recorded traces as trees: who did what, when, for how long, and for which others."""
+    """Draws recorded traces as trees of spans, with times, durations and linked traces."""
     set_up_logging("warning")
     from actors.runtime.tracing.span_tree import draw, load_traces
 
@@ -321,7 +340,7 @@ def explain(
     target: ServiceTarget,
     view: Annotated[str, typer.Argument(help="Name of a view.")],
 ) -> None:
-    """Shows how a view is maintained: its plan and, where it is recomputed, why."""
+    """Shows how a view is maintained: its plan and, if it is recomputed, why."""
     print(with_client(target, lambda client: client.explain(view)))
 
 
@@ -330,16 +349,19 @@ def query(
     target: ServiceTarget,
     sql: Annotated[str, typer.Argument(help="A Spark SQL query over tables and views.")],
     as_of: Annotated[
-        int | None, typer.Option(help="At which time; else the latest of all that it names.")
+        int | None,
+        typer.Option(help="Timestamp to read at; default: the latest of all its objects."),
     ] = None,
     deadline_ms: Annotated[
-        int | None, typer.Option(help="Its rows must be there within so many ms.")
+        int | None, typer.Option(help="Milliseconds after which the query fails.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON a row.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Prints one JSON object per row.")
+    ] = False,
 ) -> None:
-    """Prints the rows of a query over tables and views at one time, in its order.
+    """Prints the rows of a query over tables and views, all read at the same timestamp.
 
-    A plain read of one object is answered from an index or a shard, everything else by Spark.
+    Plain reads of one object are served from an index or a shard; Spark runs all other queries.
     """
     with_client(
         target,
@@ -350,7 +372,7 @@ def query(
 
 
 async def _print_batches(batches: AsyncIterator[pa.Table | pa.RecordBatch], as_json: bool) -> None:
-    """Print rows as they come."""
+    """Print rows as they arrive."""
     first = True
     async for batch in batches:
         _print_rows(batch, as_json, headed=first)
@@ -358,7 +380,7 @@ async def _print_batches(batches: AsyncIterator[pa.Table | pa.RecordBatch], as_j
 
 
 def _print_rows(rows: Any, as_json: bool, *, headed: bool) -> None:
-    """Print rows with tabs between, or as lines of JSON; `headed`: column names come first."""
+    """Print rows tab-separated or as JSON lines; with `headed`, the column names first."""
     from actors.connectors.sinks.formats import JsonLines
 
     try:
@@ -370,4 +392,6 @@ def _print_rows(rows: Any, as_json: bool, *, headed: bool) -> None:
         for row in rows.to_pylist():
             print(*("NULL" if value is None else value for value in row.values()), sep="\t")
     except (OverflowError, ValueError) as error:
-        raise InvalidUsage(f"a value cannot be shown ({error}): copy it to parquet") from None
+        raise InvalidUsage(
+            f"a value cannot be printed ({error}): use `penstock copy-to --format parquet`"
+        ) from None

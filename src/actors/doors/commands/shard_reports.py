@@ -1,4 +1,4 @@
-"""Reports about shards as JSON and as lines for people. Pure."""
+"""Formats reports about shards, as JSON and as lines for people. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     from actors.durable.persist.verify import VerifiedShard
 
 SHOWN_MAX: Final = 200
-"""Limit of lines of one kind; JSON has all."""
+"""Maximum number of printed lines of one kind. JSON output has them all."""
 
 
 def size_text(count: int) -> str:
-    """Return a number of bytes, for people."""
+    """Format a number of bytes for people.
+
+    >>> size_text(2048), size_text(12)
+    ('2.0 KiB', '12 B')
+    """
     for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= step:
             return f"{count / step:.1f} {unit}"
@@ -37,7 +41,7 @@ def _shown(time: int | None) -> str:
 
 
 def shard_summary(state: ShardState, upper: Frontier, of: str | None) -> dict[str, Any]:
-    """Return one shard's summary; an `upper` of None is the empty frontier."""
+    """Return one shard's summary; its `upper` is None for the empty frontier."""
     parts = [part for batch in state.batches for part in batch.parts]
     return {
         "shard": state.id,
@@ -57,7 +61,7 @@ def summary_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield _cells("shard", "object", "since", "upper", "parts", "rows", "bytes")
     for row in rows:
         of = row["object"] or "-"
-        # A damaged document is a line of the list, not its end.
+        # A damaged document does not end the list: its error takes one line.
         if "error" in row:
             yield f"{row['shard']:<28} {of:<28} {row['error']}"
             continue
@@ -76,8 +80,10 @@ def _cells(*cells: object) -> str:
 def shard_details(
     state: ShardState, upper: Frontier, of: str | None, document: tuple[int, int], now_ms: int
 ) -> dict[str, Any]:
-    """Return a document's contents, except the bytes of inline parts; `document`: its size in
-    bytes, as stored and unpacked."""
+    """Return the contents of a shard's document, except the bytes of inline parts.
+
+    `document`: the document's size in bytes, stored and unpacked.
+    """
     return shard_summary(state, upper, of) | {
         "table": state.tables,
         "own_upper": _frontier(state.upper),
@@ -138,14 +144,14 @@ def _part(part: BatchPart) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    # Bounds of binary columns are bytes, which JSON cannot hold.
+    # Bounds of binary columns are bytes, which JSON cannot represent.
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def detail_lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a report of `inspected`."""
+    """Yield the printed lines of a report that `shard_details` made."""
     kind = " (table)" if report["table"] else ""
-    yield f"shard {report['shard']}: {report['object'] or 'of no object of the catalog'}{kind}"
+    yield f"shard {report['shard']}: {report['object'] or 'not named by the catalog'}{kind}"
     yield f"  columns   {report['columns']}"
     if report["key"]:
         yield f"  key       {', '.join(report['key'])}"
@@ -157,10 +163,10 @@ def detail_lines(report: dict[str, Any]) -> Iterator[str]:
     document, unpacked = (
         size_text(report[size]) for size in ("document_bytes", "document_unpacked_bytes")
     )
-    yield f"  seqno     {report['seqno']}; its document has {document}, {unpacked} unpacked"
+    yield f"  seqno     {report['seqno']}; document of {document}, {unpacked} unpacked"
     yield (
         f"  contents  {report['rows']} rows, {size_text(report['bytes'])} in"
-        f" {report['parts']} parts of {report['batches']} batches;"
+        f" {report['parts']} parts in {report['batches']} batches;"
         f" {size_text(report['inline_bytes'])} inline"
     )
     yield from _cut(_batch_lines(report["contents"]), "more: --json shows all")
@@ -178,7 +184,7 @@ def _batch_lines(contents: Sequence[dict[str, Any]]) -> Iterator[str]:
     for batch in contents:
         lower, upper = batch["lower"], batch["upper"]
         interval = f"[{lower}, {'…' if upper is None else upper})"
-        listed = f" of the list {batch['list']}" if batch["list"] else ""
+        listed = f" in part list {batch['list']}" if batch["list"] else ""
         count = f"{len(batch['parts'])} parts{listed}"
         yield f"  batch {interval}  {size_text(batch['bytes'])}, {count}"
         for part in batch["parts"]:
@@ -223,24 +229,24 @@ def _cut(lines: Iterable[str], more: str) -> Iterator[str]:
 
 
 def waste_lines(found: Sequence[GarbageBlob], done: str) -> Iterator[str]:
-    """Yield unreferenced blobs, and their sums."""
+    """Yield one line for each unreferenced blob, then their totals."""
 
     def line(one: GarbageBlob) -> str:
-        stays = f"; stays: {one.kept}" if one.kept else ""
+        stays = f"; kept: {one.kept}" if one.kept else ""
         return f"{one.kind:<8} {one.key}  {size_text(one.bytes)}, {_span(one.age_ms)} old{stays}"
 
     yield from _cut(map(line, found), "more")
     free = [one for one in found if not one.kept]
     yield (
         f"{len(free)} blobs, {size_text(sum(one.bytes for one in free))}: {done};"
-        f" {len(found) - len(free)} stay"
+        f" {len(found) - len(free)} kept"
     )
 
 
 def verified_lines(
     reports: Sequence[VerifiedShard], unnamed: Sequence[GarbageBlob]
 ) -> Iterator[str]:
-    """Yield the shards that were read, and every fault."""
+    """Yield one line for each verified shard and each fault, then the total."""
     for report in reports:
         faults = len(report.faults)
         yield (
@@ -252,6 +258,6 @@ def verified_lines(
             yield f"  fault: shard {fault.shard}, {where}{fault.text}"
     if unnamed:
         size = size_text(sum(one.bytes for one in unnamed))
-        yield f"{len(unnamed)} blobs, {size}, are not in use: `penstock shard gc` deletes them"
+        yield f"{len(unnamed)} blobs, {size}, are unused: `penstock shard gc` deletes them"
     total = sum(len(report.faults) for report in reports)
-    yield f"{total} faults" if total else "all is as described"
+    yield f"{total} faults" if total else "no faults"

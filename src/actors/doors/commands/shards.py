@@ -1,7 +1,7 @@
-"""Commands for the maintenance of shards, beside a running service or without one.
+"""Commands that inspect and maintain shards, with or without a running service.
 
-All but `gc` attach to the stores as guests (`actors.durable.persist.guest_leases`): they are safe
-beside any service that runs there.
+All but `gc` attach to the stores as guests (`actors.durable.persist.guest_leases`), so they are
+safe alongside any service that uses these stores.
 """
 
 from __future__ import annotations
@@ -32,29 +32,31 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 shard = typer.Typer(
-    help="Shards: where everything durable lies. Safe beside a running service.",
+    help="Inspects and maintains shards, which hold all durable data. Safe alongside a service.",
     no_args_is_help=True,
 )
 
 
-Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
-Name = Annotated[str, typer.Argument(help="A shard, or the name of a table or view.")]
+Json = Annotated[bool, typer.Option("--json", help="Prints JSON.")]
+Name = Annotated[str, typer.Argument(help="A shard's id, or the name of a table or view.")]
 
 
 async def _owners(attached: AttachedClient) -> dict[str, str]:
-    """Return each shard's object; nothing if the catalog cannot be read."""
+    """Map each shard to the name of its object; empty if the catalog cannot be read."""
     from actors.durable.persist.catalog_objects import CATALOG, objects_of, owners
 
     try:
         return owners(objects_of(await attached.client.head(CATALOG)))
     except (CorruptData, InvalidUsage) as error:
-        print(f"penstock: names are not known: {error}", file=sys.stderr)
+        print(f"penstock: cannot read the names of objects: {error}", file=sys.stderr)
         return {}
 
 
 async def _found(attached: AttachedClient, name: str) -> str:
-    """Return the shard of that id, or else of the table or view of that name. Raises
-    `UnknownObject`."""
+    """Return the id of the shard that `name` means: an id, or the name of a table or view.
+
+    Raises `UnknownObject`.
+    """
     from actors.durable.persist.attach import find_shard
     from actors.durable.persist.catalog_objects import CATALOG, objects_of, shard_of
 
@@ -69,10 +71,10 @@ async def _found(attached: AttachedClient, name: str) -> str:
 @shard.command("list")
 @stands_on_stores
 def list_shards(stores: CommandStores, as_json: Json = False) -> None:
-    """Shows every shard: what it is of, its frontiers, its parts and their size.
+    """Shows every shard: its object, its frontiers, its parts and their size.
 
-    Times are those of the service: milliseconds since 1970, and where the upper is empty nothing
-    will ever come.
+    Times are milliseconds since 1970. An empty upper means that the shard is complete: nothing will
+    be appended to it any more.
     """
     from actors.doors.commands.shard_reports import shard_summary, summary_lines
 
@@ -102,7 +104,7 @@ def list_shards(stores: CommandStores, as_json: Json = False) -> None:
 @shard.command("inspect")
 @stands_on_stores
 def inspect_shard(stores: CommandStores, name: Name, as_json: Json = False) -> None:
-    """Shows all that the document of a shard says: batches and parts, holds, leases, writers."""
+    """Shows a shard's document in full: its batches and parts, holds, leases and writers."""
     from actors.doors.commands.shard_reports import detail_lines, shard_details
     from actors.durable.persist.documents import size_of
     from actors.durable.persist.shard import shard_key
@@ -127,10 +129,10 @@ def inspect_shard(stores: CommandStores, name: Name, as_json: Json = False) -> N
 @shard.command("compact")
 @stands_on_stores
 def compact_shard(stores: CommandStores, name: Name) -> None:
-    """Merges all batches of a shard, and raises times as far as its since allows.
+    """Merges all batches of a shard, and advances times as far as its since allows.
 
-    What is replaced is deleted by the service when nobody reads it any more, or by
-    `penstock shard gc` where no service runs. Exit status 2 when there is nothing to gain.
+    The service deletes the replaced blobs once nothing reads them; without a service,
+    `penstock shard gc` does. The exit status is 2 if there is nothing to compact.
     """
 
     from actors.doors.commands.shard_reports import size_text
@@ -142,15 +144,14 @@ def compact_shard(stores: CommandStores, name: Name) -> None:
         state = await attached.client.state(found)
         if done is None:
             raise InvalidUsage(
-                f"shard {found} has nothing to compact: its rows lie in one batch, and no time"
-                f" below its since {state.since} is left to be raised"
+                f"shard {found} has nothing to compact: it has a single batch, and no times to"
+                f" advance below its since {state.since}"
             )
         size = sum(batch.bytes for batch in state.batches)
         rows = sum(part.rows for batch in state.batches for part in batch.parts)
         return (
             f"shard {found}: {done[0]} parts became {done[1]}, {rows} rows, {size_text(size)};"
-            f" times below {state.since} are merged, {len(state.retired)} replaced blobs wait to be"
-            " deleted"
+            f" times below {state.since} merged, {len(state.retired)} replaced blobs to delete"
         )
 
     print(with_stores(stores, call))
@@ -161,23 +162,24 @@ def compact_shard(stores: CommandStores, name: Name) -> None:
 def collect(
     stores: CommandStores,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tells what would be deleted, and deletes nothing.")
+        bool, typer.Option("--dry-run", help="Lists what would be deleted, but deletes nothing.")
     ] = False,
     grace_ms: Annotated[
         int | None,
         typer.Option(
             "--grace-ms",
             min=0,
-            help="How old a blob must be that no shard names; else blob_orphan_grace_ms. Where "
-            "others write, shorter than they need to link what they wrote loses it.",
+            help="Minimum age of an orphaned blob; default: blob_orphan_grace_ms. Must exceed the "
+            "time between a write and its append: a shorter one loses data of running writers.",
         ),
     ] = None,
 ) -> None:
-    """Deletes blobs that nothing needs: replaced by compaction, or written and never named.
+    """Deletes unneeded blobs: those that compaction replaced, and orphans that no shard names.
 
-    On a state directory only where no service runs: one that does deletes them itself, and knows
-    who reads them. Documents by URL may be used by others meanwhile: there what is unnamed must be
-    so twice, the grace apart. With --dry-run it only looks, beside whatever runs.
+    On a state directory, run it only while no service runs there: the service deletes such blobs
+    itself and knows which are still read. Stores given by URL may have other users: there a blob is
+    deleted only if it is an orphan in two checks, the grace period apart. With --dry-run it changes
+    nothing and is always safe.
     """
     from msgspec.structs import replace
 
@@ -203,14 +205,14 @@ def collect(
         else:
             await attached.client.collect_orphans()
             print(
-                f"looks again in {settings.blob_orphan_grace_ms / 1000:.0f} s, for what is unnamed"
-                " still (--grace-ms)",
+                f"checking again in {settings.blob_orphan_grace_ms / 1000:.0f} s for blobs that are"
+                " still orphans (--grace-ms)",
                 file=sys.stderr,
             )
             await anyio.sleep(settings.blob_orphan_grace_ms / 1000)
             await attached.client.collect_orphans()
         there = {info.key for info in await attached.blob.list_keys()}
-        stays = "it was not deleted: another process uses it, or the store failed"
+        stays = "not deleted: another process uses it, or the store failed"
         done = [
             replace(one, kept=one.kept or stays) if one.key in there else replace(one, kept="")
             for one in found
@@ -226,11 +228,13 @@ def collect(
 def release(
     stores: CommandStores,
     name: Name,
-    consumer: Annotated[str, typer.Argument(help="As a stream's option consumer named it.")],
+    consumer: Annotated[
+        str, typer.Argument(help="The consumer's name, from the stream's option `consumer`.")
+    ],
 ) -> None:
-    """Gives up the durable hold of a consumer, who will not go on reading.
+    """Releases the durable hold of a consumer that will not resume.
 
-    Until then the shard keeps every change from the consumer's offset on, however old.
+    Until then the shard keeps every change since the consumer's offset, however old.
     """
 
     async def call(attached: AttachedClient, clock: ActorClock) -> str:
@@ -239,7 +243,7 @@ def release(
         found = await _found(attached, name)
         leases = SplitLeases(attached.consensus, attached.blob, stores.settings, clock)
         if await leases.release(found, consumer):
-            return f"shard {found}: the hold of {consumer} is given up"
+            return f"shard {found}: released the hold of {consumer}"
         holds = (await attached.client.state(found)).holds
         names = [hold.removeprefix(CONSUMER) for hold in holds if hold.startswith(CONSUMER)]
         raise InvalidUsage(
@@ -256,7 +260,7 @@ async def _waste(attached: AttachedClient, settings: Settings, clock: ActorClock
     from actors.durable.persist.guest_leases import is_guest
     from actors.durable.persist.orphans import list_garbage
 
-    # Ordered before the documents are read: see `list_garbage`.
+    # List the blobs before reading the documents: `list_garbage` requires this order.
     infos = await attached.blob.list_keys()
     states = {}
     for name in await attached.client.list_shards():
@@ -264,8 +268,8 @@ async def _waste(attached: AttachedClient, settings: Settings, clock: ActorClock
             states[name] = await attached.client.upkeep.state_now(name)
     dead: frozenset[str] = frozenset()
     if attached.place.consensus_url is None:
-        # The one service of a state directory deletes blobs itself and knows its own readers: only
-        # the leases of guests count here.
+        # Only leases of guests count here: the one service of a state directory deletes blobs
+        # itself and knows its own readers.
         leases = (lease for state in states.values() for lease in state.leases)
         dead = frozenset(lease for lease in leases if not is_guest(lease))
     return list_garbage(
@@ -283,15 +287,15 @@ async def _waste(attached: AttachedClient, settings: Settings, clock: ActorClock
 def verify_shards(
     stores: CommandStores,
     names: Annotated[
-        list[str] | None, typer.Argument(help="Shards, tables or views; none: all shards.")
+        list[str] | None, typer.Argument(help="Shards, tables or views; default: all shards.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Reads every part and compares it with what its shard says; exit status 1 on a fault.
+    """Reads every part and compares it with its shard's document; exit status 1 on a fault.
 
-    Checksums, columns, numbers of rows, times and diffs, blobs that are named and missing. Each
-    fault is told with its shard, batch and part. Blobs that nothing names are counted, too: they
-    are no faults (`penstock shard gc --dry-run` lists them).
+    Verifies checksums, columns, row counts, times and diffs, and that every named blob exists. Each
+    fault is reported with its shard, batch and part. Unreferenced blobs are counted as well, but
+    are not faults (`penstock shard gc --dry-run` lists them).
     """
     from actors.doors.commands.shard_reports import verified_lines
     from actors.durable.persist.verify import verify
@@ -316,7 +320,7 @@ def verify_shards(
                     continue  # dropped since it was listed
                 reports.append(report)
         broken = any(not fault.batch for report in reports for fault in report.faults)
-        # If a document cannot be read, the blobs that it names would count as unreferenced.
+        # With an unreadable document, the blobs that it names would count as unreferenced.
         unnamed = [] if broken else await _waste(attached, stores.settings, clock)
         return reports, unnamed
 

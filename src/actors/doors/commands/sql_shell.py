@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 HISTORY: Final = Path("~/.penstock_history").expanduser()
 HISTORY_LINES: Final = 2_000
 ROWS_SHOWN_MAX: Final = 1_000
-"""Rows that are laid out as a table at once; longer results come in several tables."""
+"""Maximum rows of one printed table; a longer result is printed as several tables."""
 WATCH_SECONDS: Final = 2.0
 HELP: Final = """\
-Statements end with a semicolon and may take several lines. Also:
-  \\d [NAME]       objects, or the columns of one
-  \\dt \\dv \\di     tables, views, indexes
-  \\du             roles
-  \\watch [S]      the last statement again, every S seconds, until Ctrl-C
-  \\timing         how long each statement takes, on or off
-  \\x              a line a column, on or off
-  \\i FILE         the statements of a file
-  \\q              ends"""
+Statements end with a semicolon and may span several lines. Commands:
+  \\d [NAME]       list objects, or the columns of one object
+  \\dt \\dv \\di     list tables, views, indexes
+  \\du             list roles
+  \\watch [S]      repeat the last statement every S seconds, until Ctrl-C
+  \\timing         show how long each statement takes, on or off
+  \\x              print one line per column, on or off
+  \\i FILE         run the statements of a file
+  \\q              quit"""
 _SHORTHANDS: Final = {
     "\\dt": "SHOW TABLES",
     "\\dv": "SHOW MATERIALIZED VIEWS",
@@ -50,13 +50,15 @@ _WORDS: Final = (
 def sql(
     target: ServiceTarget,
     command: Annotated[
-        list[str] | None, typer.Option("-c", "--command", help="Statements; may be repeated.")
+        list[str] | None,
+        typer.Option("-c", "--command", help="Statements to run. May be repeated."),
     ] = None,
     file: Annotated[
-        list[Path] | None, typer.Option("-f", "--file", help="A file of statements; - is stdin.")
+        list[Path] | None,
+        typer.Option("-f", "--file", help="File of statements to run; -: standard input."),
     ] = None,
 ) -> None:
-    """Runs SQL statements, or a shell with history and completion (\\? tells its commands)."""
+    """Runs SQL statements, or a shell with history and completion (\\? lists its commands)."""
     texts = [*(command or ()), *(_read(path) for path in file or ())]
     failed = run_loop(lambda: _run(target, texts))
     if failed:
@@ -69,11 +71,11 @@ def _read(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadSettings(f"{path} cannot be read: {error}") from None
+        raise BadSettings(f"cannot read {path}: {error}") from None
 
 
 async def _run(target: ServiceTarget, texts: Sequence[str]) -> bool:
-    """Run the texts, or the shell without any. Return whether a statement failed."""
+    """Run the texts, or the shell if there are none. Return whether a statement failed."""
     from actors.doors.client.client import Client
     from actors.doors.sql_session import SqlSession
 
@@ -95,20 +97,22 @@ async def _run(target: ServiceTarget, texts: Sequence[str]) -> bool:
 
 
 class SqlShell:
-    """Reads statements, carries them out, and prints their results."""
+    """Reads statements, executes them, and prints their results."""
 
     def __init__(self, session: SqlSession, address: str) -> None:
         self._session = session
         self._address = address
+        # The statement that \\watch repeats.
         self._last: ParsedStatement | None = None
+        # Toggled by \\timing and \\x.
         self._timing = False
         self._expanded = False
 
     # -- statements ----------------------------------------------------------------------------
 
     async def run(self, text: str) -> bool:
-        """Carry out the statements of a text up to the first that fails. Return whether all were
-        done."""
+        """Execute the statements of a text up to the first failure. Return whether all
+        succeeded."""
         try:
             found = self._session.split(text)
         except SqlSyntaxError as error:
@@ -137,7 +141,7 @@ class SqlShell:
         return True
 
     async def _show(self, result: StatementResult) -> int:
-        """Print a result's rows as they come; return their number."""
+        """Print a result's rows as they arrive. Return their number."""
         for notice in result.notices:
             print(f"NOTICE: {notice}", file=sys.stderr)
         if result.schema is None or result.batches is None:
@@ -158,7 +162,7 @@ class SqlShell:
         try:
             records = [[_shown(value) for value in row.values()] for row in rows.to_pylist()]
         except (OverflowError, ValueError) as error:
-            raise InvalidUsage(f"a value cannot be shown ({error})") from None
+            raise InvalidUsage(f"a value cannot be printed ({error})") from None
         if self._expanded:
             width = max(map(len, names), default=0)
             for number, record in enumerate(records, 1):
@@ -166,7 +170,7 @@ class SqlShell:
                 for name, value in zip(names, record, strict=True):
                     print(f"{name:<{width}} | {value}")
             return
-        # For programs: tabs between columns, one line a row.
+        # Programs get one line per row, with tabs between the columns.
         if not sys.stdout.isatty():
             if headed:
                 print(*names, sep="\t")
@@ -179,14 +183,14 @@ class SqlShell:
     # -- the shell -----------------------------------------------------------------------------
 
     async def converse(self) -> None:
-        """Read lines from the terminal until the end."""
-        print(f"Penstock at {self._address}. \\? tells what there is, \\q ends.")
+        """Read and execute lines from the terminal until the user quits."""
+        print(f"Connected to Penstock at {self._address}. Type \\? for help, \\q to quit.")
         with _history(await self._names()):
             pending = ""
             while True:
                 prompt = "penstock> " if not pending else "       -> "
                 try:
-                    # In a thread, so that the connection is kept alive meanwhile.
+                    # In a thread, so that the event loop keeps the connection alive.
                     line = await anyio.to_thread.run_sync(input, prompt, abandon_on_cancel=True)
                 except EOFError:
                     print()
@@ -211,7 +215,7 @@ class SqlShell:
             print("canceled")
 
     async def _names(self) -> list[str]:
-        """Return the names of objects and their columns, to complete words."""
+        """Return the names of objects and their columns, for completion."""
         found: set[str] = set()
         for each in await self._session.context.catalog.all():
             found.add(each.name)
@@ -220,7 +224,7 @@ class SqlShell:
         return sorted(found)
 
     async def _meta(self, line: str) -> bool:
-        """Carry out a command of the shell's own; return whether it goes on."""
+        """Execute a backslash command. Return False if the shell should end."""
         word, _, rest = line.partition(" ")
         rest = rest.strip().rstrip(";")
         match word:
@@ -242,7 +246,7 @@ class SqlShell:
             case _ if word in _SHORTHANDS:
                 await self.run(_SHORTHANDS[word])
             case _:
-                print(f"{word}: unknown; \\? tells what there is")
+                print(f"unknown command {word}: type \\? for help")
         return True
 
     async def _watch(self, seconds: float) -> None:
@@ -258,7 +262,7 @@ def _shown(value: Any) -> str:
 def _table_lines(
     names: Sequence[str], records: Sequence[Sequence[str]], *, headed: bool
 ) -> Iterator[str]:
-    """Yield the lines of a table, columns under one another.
+    """Yield the lines of a table with aligned columns.
 
     >>> list(_table_lines(["id", "name"], [["1", "ann"], ["20", "bo"]], headed=True))
     [' id | name', '----+------', ' 1  | ann', ' 20 | bo']
@@ -280,7 +284,7 @@ def _table_lines(
 
 @contextlib.contextmanager
 def _history(names: Sequence[str]) -> Iterator[None]:
-    """Keep the lines that are entered, and complete words by Tab, where readline exists."""
+    """Keep a history of lines and complete words with Tab, if readline is available."""
     try:
         import readline
     except ImportError:

@@ -1,9 +1,9 @@
-"""The lines of `penstock status` for a running service, once or repeatedly.
+"""The output of `penstock status`, once or repeatedly.
 
-A `StatusSample` is a snapshot of the service: its objects, and rows of its relations about itself.
-`lines` and `picture` render it, for a file or a terminal, and are pure; rates need two snapshots.
-`watch` takes one every few seconds until it is interrupted, and reconnects when the service goes
-away.
+A `StatusSample` is a snapshot of a service: its objects, and rows of its relations about itself.
+`lines` and `render_screen` are pure and render it for a file or a terminal. Rates need two
+snapshots. `watch` takes a snapshot every few seconds until it is interrupted, and reconnects when
+the service goes away.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _LOOKED_AT: Final[dict[str, tuple[str, ...]]] = {
     "reconciliation": ("replica", "worker", "flag", "total"),
     "errors": ("object", "state", "text", "since_ms"),
 }
-"""Relations that `take_snapshot` reads, and their columns."""
+"""Maps each relation that `take_snapshot` reads to the columns that it reads."""
 
 
 class StatusSample(msgspec.Struct, frozen=True):
-    """Snapshot of a service: `at_ms` is of this process's monotonic clock, `time` the service's."""
+    """Snapshot of a service. `at_ms` is this process's monotonic clock, `time` the service's."""
 
     at_ms: float
     time: int
@@ -60,7 +60,7 @@ class StatusSample(msgspec.Struct, frozen=True):
 
 
 class ClientFactory(Protocol):
-    """Makes a client of the service that is watched."""
+    """Connects clients to the watched service."""
 
     def __call__(self) -> Awaitable[Client]:
         """Return a connected client. Raises as `Client.connect`."""
@@ -68,7 +68,7 @@ class ClientFactory(Protocol):
 
 
 async def take_snapshot(client: Client) -> StatusSample:
-    """Return a snapshot of the service."""
+    """Read the status report and the relations of `_LOOKED_AT` from the service."""
     report = msgspec.to_builtins(await client.status())
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, columns in _LOOKED_AT.items():
@@ -98,7 +98,7 @@ def cells(found: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _of_target(found: dict[str, Any]) -> str:
-    """Return the target lag after a slash; empty if there is none."""
+    """Return the target lag after a slash, or "" if there is none."""
     return f"/{found['target_lag_ms']}" if found["target_lag_ms"] else ""
 
 
@@ -113,7 +113,7 @@ def object_lines(objects: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def index_size(found: dict[str, Any]) -> str:
-    """Return the size of an index in the workers, for people; empty if it has no rows."""
+    """Format the size of an index in the workers for people; "" if it has no rows."""
     if not found["held_rows"]:
         return ""
     return (
@@ -138,7 +138,7 @@ def status_text(found: dict[str, Any]) -> str:
 
 
 def summary(sample: StatusSample, before: StatusSample | None) -> list[tuple[str, str]]:
-    """Return the service's activity as (name, value); rates are those since `before`."""
+    """Return the service's activity as (name, value) pairs; rates are measured since `before`."""
     rows = sample.rows
     reconciled = rows["reconciliation"]
     workers = {(row["replica"], row["worker"]) for row in reconciled}
@@ -152,15 +152,15 @@ def summary(sample: StatusSample, before: StatusSample | None) -> list[tuple[str
         ("workers", f"{len(workers)}" + (f", of {replicas} replicas" if replicas > 1 else "")),
         ("sessions", str(len(rows["sessions"]))),
         ("subscribes", str(len(rows["subscribes"]))),
-        ("peeks", f"{len(reads)} wait" + (f", the oldest {oldest:.0f} ms" if reads else "")),
+        ("peeks", f"{len(reads)} waiting" + (f", oldest {oldest:.0f} ms" if reads else "")),
         ("dataflows", _states(row["state"] for row in rows["dataflows"])),
-        ("steps a second", _rate(sample, before)),
-        ("Spark jobs", f"{len(rows['spark_jobs'])} run"),
+        ("steps per second", _rate(sample, before)),
+        ("Spark jobs", f"{len(rows['spark_jobs'])} running"),
         (
             "parts in flight",
-            f"{sum(row['fetching'] for row in parts)} fetched now, "
-            f"{sum(row['waiting'] for row in parts)} wait, {in_flight / MIB:.1f} MiB"
-            + (f", {left_out} left out as they hold no row wanted" if left_out else ""),
+            f"{sum(row['fetching'] for row in parts)} fetching, "
+            f"{sum(row['waiting'] for row in parts)} waiting, {in_flight / MIB:.1f} MiB"
+            + (f", {left_out} pruned" if left_out else ""),
         ),
     ]
     if rows["hydration"]:
@@ -169,7 +169,7 @@ def summary(sample: StatusSample, before: StatusSample | None) -> list[tuple[str
         shown.append(("hydrating", f"{len(rows['hydration'])}, {done} of {of} parts read"))
     totals: Counter[str] = Counter()
     for row in reconciled:
-        # Each worker reconciles the same commands: one of them counts.
+        # Every worker reconciles the same commands: count only those of worker 0.
         totals[row["flag"]] += row["total"] if row["worker"] == 0 else 0
     counted = [f"{flag} {n}" for flag, n in totals.items() if n]
     shown.append(("reconciled", ", ".join(counted) or "nothing"))
@@ -180,7 +180,7 @@ def summary(sample: StatusSample, before: StatusSample | None) -> list[tuple[str
         what = f"{error['state']} for {seconds} s"
         shown.append((f"  {error['object']}", f"{what}: {' '.join(error['text'].split())}"))
     if len(errors) > ERRORS_SHOWN_MAX:
-        shown.append(("", f"and {len(errors) - ERRORS_SHOWN_MAX} more: penstock.errors"))
+        shown.append(("", f"and {len(errors) - ERRORS_SHOWN_MAX} more in penstock.errors"))
     return shown
 
 
@@ -192,12 +192,12 @@ def _states(states: Iterator[str]) -> str:
 
 
 def _rate(sample: StatusSample, before: StatusSample | None) -> str:
-    """Return the steps a second since `before`."""
+    """Return the steps per second since `before`, formatted."""
     if before is None:
         return "…"
     seconds = max(1e-3, (sample.at_ms - before.at_ms) / 1000)
     done = _steps(sample) - _steps(before)
-    # A restarted dataflow counts from 0: that is no negative rate.
+    # A restarted dataflow counts from 0 again, which must not show as a negative rate.
     return f"{max(0, done) / seconds:.1f}"
 
 
@@ -206,7 +206,7 @@ def _steps(sample: StatusSample) -> int:
 
 
 def lines(sample: StatusSample, before: StatusSample | None) -> Iterator[str]:
-    """Yield the lines of a snapshot."""
+    """Yield the lines that show a snapshot in a file."""
     yield from object_lines(sample.objects)
     yield ""
     for what, much in summary(sample, before):
@@ -214,7 +214,7 @@ def lines(sample: StatusSample, before: StatusSample | None) -> Iterator[str]:
 
 
 def render_screen(sample: StatusSample, before: StatusSample | None, note: str = "") -> Group:
-    """Return a snapshot for a terminal; `note` is a present problem."""
+    """Render a snapshot for a terminal; `note` is a current problem, shown in red."""
     objects = Table(box=None, pad_edge=False)
     for heading in HEADINGS:
         right = heading in ("since", "upper", "lag", "steps")
@@ -228,13 +228,13 @@ def render_screen(sample: StatusSample, before: StatusSample | None, note: str =
     return Group(objects, Text(""), does, *said)
 
 
-# -- again and again -------------------------------------------------------------------------------
+# -- watching --------------------------------------------------------------------------------------
 
 
 async def watch(connect: ClientFactory, seconds: float, console: Console) -> None:
-    """Show the service's activity every so many seconds, until SIGINT or SIGTERM.
+    """Show the service's activity every `seconds`, until SIGINT or SIGTERM.
 
-    Raises the first connection's error; later connections are retried forever.
+    Raises if the first connection fails; later connections are retried forever.
     """
     client = await connect()
     async with anyio.create_task_group() as group:
@@ -287,7 +287,8 @@ async def _poll(
                 OSError,
             ) as error:
                 if last is None:
-                    # The first snapshot has failed: no outage to wait out.
+                    # The first snapshot failed: report that instead of waiting for an outage to
+                    # end.
                     raise
                 await _close(client)
                 lost = True
@@ -298,6 +299,6 @@ async def _poll(
 
 
 async def _close(client: Client) -> None:
-    # Shielded: a signal has cancelled the scope, and the connection must still be closed.
+    # Shielded, because a signal has canceled the scope and the connection must still be closed.
     with anyio.CancelScope(shield=True), suppress(PenstockError, OSError):
         await client.aclose()

@@ -1,5 +1,5 @@
-"""Options and progress of commands that work on the stores themselves, beside a running service or
-without one."""
+"""Options and progress display of commands that work on the stores directly, with or without a
+running service."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class CommandStores(msgspec.Struct, frozen=True):
-    """Stores that a command works on."""
+    """The stores that a command works on, with their settings."""
 
     place: Any
     settings: Settings
@@ -35,22 +35,24 @@ class CommandStores(msgspec.Struct, frozen=True):
 
 def _stores(
     state_dir: Annotated[
-        str | None, typer.Option("--state-dir", help="The state directory of a service.")
+        str | None, typer.Option("--state-dir", help="State directory of the service.")
     ] = None,
     blob_url: Annotated[
         str | None,
-        typer.Option("--blob-url", help="Where blobs lie, e.g. s3://bucket/path; with the next."),
+        typer.Option(
+            "--blob-url", help="Blob store, e.g. s3://bucket/path. Needs --consensus-url."
+        ),
     ] = None,
     consensus_url: Annotated[
         str | None,
-        typer.Option("--consensus-url", help="Where documents lie, e.g. postgresql://…"),
+        typer.Option("--consensus-url", help="Consensus store, e.g. postgresql://…"),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="The service's TOML file of settings.")
+        Path | None, typer.Option("--config", help="TOML file of the service's settings.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any other setting: name=value. May be repeated."),
+        typer.Option("--set", help="Any other setting, as name=value. May be repeated."),
     ] = None,
 ) -> CommandStores:
     from actors.durable.persist.attach import store_location
@@ -58,7 +60,7 @@ def _stores(
     chosen = load(config, flags=parse_settings(settings or []))
     if (state_dir, blob_url, consensus_url) == (None, None, None):
         state_dir = chosen.state_dir
-    # What a service with these settings would use: its options alone would miss its URLs.
+    # Use the stores of a service with these settings; the options alone would miss its URLs.
     blob_url = blob_url or chosen.blob_url or None
     consensus_url = consensus_url or chosen.consensus_url or None
     set_up_logging("warning")
@@ -76,7 +78,10 @@ def with_stores(
     ]
     | None = None,
 ) -> R:
-    """Return the result of a call on the open stores."""
+    """Open the stores, await `call` with them, and return the result.
+
+    `opened` opens them; by default they are opened as a guest.
+    """
 
     async def run() -> R:
         from actors.durable.persist.attach import open_as_guest
@@ -91,8 +96,10 @@ def with_stores(
 
 @contextmanager
 def show_progress(what: str, *, as_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show progress on stderr, in place, if that is a terminal; yield what is told the done and the
-    total."""
+    """Show a progress bar on stderr if that is a terminal.
+
+    Yield a function that updates it, which takes the amount done and the total.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,

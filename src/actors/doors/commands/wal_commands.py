@@ -1,4 +1,4 @@
-"""Commands of the WAL: serve an acceptor's timelines, show their status, inspect segments."""
+"""Commands of the WAL: run an acceptor, show the status of timelines, inspect segments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.wal")
 
 wal = typer.Typer(
-    help="The WAL: acceptors of a log, and what they hold.",
+    help="Runs and inspects the acceptors of the write-ahead log.",
     no_args_is_help=True,
 )
 
@@ -47,20 +47,27 @@ wal = typer.Typer(
 @wal.command()
 def serve(
     listen: Annotated[
-        str | None, typer.Option("--listen", help="host:port (port 0: a free one) or unix:/path.")
+        str | None,
+        typer.Option(
+            "--listen",
+            help="Address to listen on: host:port (port 0: any free port) or unix:/path.",
+        ),
     ] = None,
     folder: Annotated[
-        str | None, typer.Option("--dir", help="Where the timelines lie; made if absent.")
+        str | None, typer.Option("--dir", help="Folder of the timelines; created if missing.")
     ] = None,
     node_id: Annotated[
-        int | None, typer.Option("--node-id", help="Of this acceptor, among those of one log.")
+        int | None,
+        typer.Option("--node-id", help="Id of this acceptor, unique among those of its logs."),
     ] = None,
     peers: Annotated[
         str | None, typer.Option("--peers", help="The other acceptors: host:port,host:port,…")
     ] = None,
     blob_url: Annotated[
         str | None,
-        typer.Option("--blob-url", help="Keeps committed segments there too: file:PATH, s3://…"),
+        typer.Option(
+            "--blob-url", help="Store to which committed segments are copied: file:PATH, s3://…"
+        ),
     ] = None,
     tls_certificate: Certificate = None,
     tls_key: Key = None,
@@ -68,16 +75,16 @@ def serve(
     token_file: TokenFile = None,
     metrics_listen: Annotated[
         str | None,
-        typer.Option("--metrics-listen", help="host:port of measures, as Prometheus reads them."),
+        typer.Option("--metrics-listen", help="Address for metrics in Prometheus format."),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")] = None,
     log_level: LogLevel = "info",
 ) -> None:
-    """Runs one acceptor until SIGINT or SIGTERM: proposers push logs to it, readers read them.
+    """Runs one acceptor until SIGINT or SIGTERM. Proposers push logs to it; readers read them.
 
-    The first line printed is the address, the last one `ready`. What was acknowledged is on disk
-    at any moment. A port that other machines reach needs TLS and tokens
-    (docs/guides/tls-and-tokens.md); a token is shown as PostgreSQL's password.
+    The first line printed is the address, the last one `ready`. Acknowledged data is always on
+    disk. A port that other machines can reach needs TLS and tokens
+    (docs/guides/tls-and-tokens.md); clients send the token as their PostgreSQL password.
     """
     set_up_logging(log_level)
     flags = {
@@ -103,8 +110,8 @@ def serve(
 
 
 async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> None:
-    # Imported here: an acceptor starts without the engine's and the tables' packages, which took
-    # three times as long.
+    # Imported here so that an acceptor does not load the packages of the engine and of tables:
+    # with them it takes three times as long to start.
     from actors.runtime.kernel import ActorSystem, SystemClock
     from actors.runtime.kernel.clock import ThreadedClock
     from actors.runtime.transport.security import TransportSecurity, dialling_tls
@@ -122,14 +129,15 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
         limit_ms = settings.connect_timeout_ms
         return await dial(address, tenant, timeline, timeout_ms=limit_ms, token=token, tls=tls)
 
-    # As many threads as an executor has. Uploads have their own, so that no flush waits for one.
+    # As many threads as an executor has. Uploads have their own, so that flushes never wait for
+    # them.
     clock, node_id = ThreadedClock((os.cpu_count() or 1) + 4), settings.wal_node_id
     url = settings.wal_blob_url
     archive = await WalArchive.at(url, settings, SystemClock()) if url else None
     served = TimelineRegistry(
         Path(settings.wal_dir), node_id, FileTimelineStore(), clock, settings, archive
     )
-    # Before anything listens: a proposer must find every timeline that is on disk.
+    # Before listening: a proposer must find every timeline that is on disk.
     await served.open()
     try:
         async with ActorSystem(clock=clock) as system, anyio.create_task_group() as group:
@@ -182,7 +190,7 @@ async def _listen(
         print(f"listening on {bound.address}", flush=True)
         async with AsyncExitStack() as stack:
             if metrics is not None:
-                # It is ready as soon as it listens, which it does by now.
+                # An acceptor is ready as soon as it listens, and its port is open by now.
                 pages = {
                     "/metrics": metrics_page(metrics.page),
                     "/healthz": liveness_page(),
@@ -192,8 +200,8 @@ async def _listen(
                     settings.metrics_listen, "metrics_listen"
                 )
                 page = await stack.enter_async_context(monitor)
-                print(f"measures on {page}/metrics", flush=True)
-            # The last line before serving: callers wait for it.
+                print(f"metrics on {page}/metrics", flush=True)
+            # Callers wait for this line.
             print("ready", flush=True)
             listener = WalListener(
                 served, system, clock, settings, tls=tls, knows=knows, check=check
@@ -210,24 +218,30 @@ def status(
         str | None, typer.Option("--timeline", help="32 hexadecimal digits.")
     ] = None,
     connect: Annotated[
-        str | None, typer.Option("--connect", help="A running acceptor: host:port.")
+        str | None, typer.Option("--connect", help="Address of a running acceptor: host:port.")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Instead: the folder of one, running or not.")
+        Path | None,
+        typer.Option(
+            "--dir", help="Folder of an acceptor, running or not, to read instead of --connect."
+        ),
     ] = None,
     token: Annotated[
-        str, typer.Option("--token", envvar="PENSTOCK_WAL_TOKEN", help="What it asks for.")
+        str,
+        typer.Option(
+            "--token", envvar="PENSTOCK_WAL_TOKEN", help="Token that the acceptor requires."
+        ),
     ] = "",
     tls_certificate: Certificate = None,
     tls_key: Key = None,
     tls_authority: Authority = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
 ) -> None:
-    """Shows how far a timeline is: of a running acceptor, or all that a folder's control files say.
+    """Shows the progress of a timeline on a running acceptor, or of all timelines in a folder.
 
-    A running one tells what is durable and committed just now, and which proposers are connected
-    (receivers of log); control files trail behind it.
-    Exit status 2 when there is no such timeline.
+    A running acceptor reports what is durable and committed right now, and which proposers are
+    connected to it (receivers). The control files in a folder lag behind that. The exit status is 2
+    if there is no such timeline.
     """
     from actors.runtime.transport.security import dialling_tls
 
@@ -247,7 +261,7 @@ def status(
         tls = dialling_tls(load(flags=given))
         found = run_loop(lambda: _of_acceptor(str(connect), str(tenant), str(timeline), token, tls))
     if not found:
-        raise InvalidUsage(f"there is no such timeline in {folder or connect}")
+        raise InvalidUsage(f"timeline not found in {folder or connect}")
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -260,19 +274,28 @@ def status(
 
 @wal.command()
 def inspect(
-    segment: Annotated[Path, typer.Argument(help="A file of a log: 24 digits, or with .partial.")],
+    segment: Annotated[
+        Path,
+        typer.Argument(
+            help="Path of a segment file: 24 digits, perhaps with .partial. With --blob-url: its "
+            "name."
+        ),
+    ],
     blob_url: Annotated[
         str | None,
-        typer.Option("--blob-url", help="Where it was copied to (wal_blob_url): then a name."),
+        typer.Option(
+            "--blob-url", help="Reads the segment from this store (the acceptor's wal_blob_url)."
+        ),
     ] = None,
-    tenant: Annotated[str, typer.Option("--tenant", help="With --blob-url.")] = "",
-    timeline: Annotated[str, typer.Option("--timeline", help="With --blob-url.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    tenant: Annotated[str, typer.Option("--tenant", help="Needed with --blob-url.")] = "",
+    timeline: Annotated[str, typer.Option("--timeline", help="Needed with --blob-url.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
 ) -> None:
-    """Shows what a segment holds: pages, records, and where and why they end.
+    """Shows the contents of a segment: pages, records, and where and why they end.
 
-    It only reads. A segment that ends within a record or with zeros is no fault: its log goes on
-    there. Exit status 1 for a file whose first page is zeros, 2 for a segment that is not kept.
+    The segment is only read. A segment may end within a record or with zeros: that is where its log
+    continues, and not a fault. The exit status is 1 for a file whose first page is zeros, and 2 for
+    a segment that is not in the store.
     """
     import msgspec
 
@@ -304,7 +327,7 @@ async def _of_archive(url: str, tenant: str, timeline: str, name: str) -> Inspec
     archive = await WalArchive.at(url, load(), SystemClock())
     data = await archive.segment(tenant, timeline, number)
     if data is None:
-        raise InvalidUsage(f"{url} keeps no segment {name} of timeline {timeline}")
+        raise InvalidUsage(f"{url} does not contain segment {name} of timeline {timeline}")
     return inspect_bytes(data, number * SEGMENT_BYTES, whole=True)
 
 
@@ -324,10 +347,10 @@ async def _of_acceptor(
         parse_addresses(address)[0], tenant, timeline, timeout_ms=limit_ms, token=token, tls=tls
     )
     try:
-        # An acceptor that accepts and then is silent must not hang the command.
+        # An acceptor that accepts the connection and then stays silent must not hang the command.
         with anyio.fail_after(limit_ms / 1000):
             lines = await connection.query("TIMELINE_STATUS")
-            with suppress(WalRefused):  # Neon's acceptors have no such commands
+            with suppress(WalRefused):  # Neon's safekeepers do not have these commands
                 for row in await connection.query("PEER_STATUS"):
                     status = parse_status(row)
                     more["term"] = status.term

@@ -1,4 +1,4 @@
-"""The command that appends changes to a timeline of the WAL; `wal.pushing` does the work."""
+"""The command `penstock wal push`, which appends changes to a timeline with `wal.pushing`."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ def push(
     addresses: Annotated[
         str, typer.Argument(help="All acceptors of the timeline: host:port,host:port,…")
     ],
-    file: Annotated[str, typer.Argument(help="Lines of JSON; -: standard input.")] = "-",
+    file: Annotated[str, typer.Argument(help="File of JSON lines; -: standard input.")] = "-",
     *,
     tenant: Annotated[str, typer.Option(help="32 hexadecimal digits.")],
     timeline: Annotated[str, typer.Option(help="32 hexadecimal digits.")],
     after: Annotated[
         str | None,
-        typer.Option(help="Go on after a run that was cut: what it said, LINES@X/X."),
+        typer.Option(help="Resumes an interrupted run from the LINES@X/X that it printed."),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="The token to show, in the first line.")
+        Path | None, typer.Option("--token-file", help="File with the token in its first line.")
     ] = None,
     tls_certificate: Certificate = None,
     tls_key: Key = None,
     tls_authority: Authority = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the election.")] = ELECT_S,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Says nothing on the way.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Prints no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints the result as JSON.")] = False,
 ) -> None:
-    """Puts changes into a timeline: each line {"table": "orders", "row": {...}, "diff": 1}.
+    """Appends changes to a timeline, one per line: {"table": "orders", "row": {...}, "diff": 1}.
 
-    A line that was acknowledged is on the disks of a majority of the acceptors. There is one
-    writer: whoever pushes later ends who pushed before. Exit status 2 when not all lines are
-    acknowledged; then LINES@X/X on stderr says how far it came, and --after goes on there.
+    An acknowledged line is on the disks of a majority of the acceptors. A timeline has one writer:
+    a new push ends the previous one. The exit status is 2 if some lines were not acknowledged; then
+    LINES@X/X on stderr is the last acknowledged position, from which --after resumes.
     """
     set_up_logging("error")
     from actors.runtime.transport.security import dialling_tls
@@ -85,8 +85,8 @@ def push(
                     await log.elected()
             except TimeoutError:
                 raise ConnectionBroken(
-                    f"no majority of {addresses} has elected this writer in {timeout:g} s:"
-                    " are they up?"
+                    f"no majority of {addresses} elected this writer within {timeout:g} s:"
+                    " check that the acceptors are running"
                 ) from None
             lines = read_lines(source)
             return await push(log, lines, acceptors, resume=resume, note=note, token=token, tls=tls)
@@ -96,7 +96,7 @@ def push(
             done = run_loop(run)
     except (PenstockError, KeyboardInterrupt):
         if last is not None:
-            print(f"penstock: acknowledged: --after {pushed_text(last)}", file=sys.stderr)
+            print(f"penstock: resume with --after {pushed_text(last)}", file=sys.stderr)
         raise
     if as_json:
         print(json.dumps({"lines": done.lines, "lsn": done.lsn}))
@@ -105,29 +105,31 @@ def push(
 
 
 def _check_ids(tenant: str, timeline: str) -> None:
-    """Raise `InvalidUsage` for an id that is none."""
+    """Raise `InvalidUsage` unless both ids are 32 lower-case hexadecimal digits."""
     for name, value in (("tenant", tenant), ("timeline", timeline)):
         if len(value) != 32 or value.strip("0123456789abcdef"):
-            raise InvalidUsage(f"--{name} {value}: 32 hexadecimal digits, lower case")
+            raise InvalidUsage(
+                f"invalid --{name} {value!r}: expected 32 lower-case hexadecimal digits"
+            )
 
 
 def _source_of(file: str) -> BinaryIO:
-    """Open the input. Raises `InvalidUsage`."""
+    """Open the input, standard input for "-". Raises `InvalidUsage`."""
     try:
         return sys.stdin.buffer if file == "-" else Path(file).open("rb")
     except OSError as error:
-        raise InvalidUsage(f"{file}: {error.strerror}") from None
+        raise InvalidUsage(f"cannot read {file}: {error.strerror}") from None
 
 
 def settings_of(certificate: str | None, key: str | None, authority: str | None) -> Settings:
-    """Return the settings, with TLS from flags or the environment. Raises `BadSettings`."""
-    # Flags that are None leave the environment's value.
+    """Load the settings, with TLS from flags or the environment. Raises `BadSettings`."""
+    # A flag that is None leaves the environment's value in force.
     return load(flags={"tls_certificate": certificate, "tls_key": key, "tls_authority": authority})
 
 
 def token_of(path: Path) -> str:
-    """Read the first line of a file. Raises `InvalidUsage`."""
+    """Read a token from the first line of a file. Raises `InvalidUsage`."""
     try:
         return path.read_text().partition("\n")[0].strip()
     except OSError as error:
-        raise InvalidUsage(f"--token-file {path}: {error.strerror}") from None
+        raise InvalidUsage(f"cannot read --token-file {path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""The command that relays a PostgreSQL server's log to acceptors; `relay` does it."""
+"""The command `penstock wal relay`, which relays a PostgreSQL server's log to acceptors."""
 
 from __future__ import annotations
 
@@ -41,41 +41,45 @@ from actors.wal.proposing import LeadingProposer
 if TYPE_CHECKING:
     from actors.connectors.sources.relay_server import ReplicationServer, ServerIdentity
 
-# -- Relays a server's log to acceptors ------------------------------------------------------------
-# The relay's proposer is elected, and the server is asked to go on at the LSN where its term
-# begins. Bytes are appended as they come, records or parts of them; without room in the proposer
-# the socket is not read (backpressure). The server, and its slot, get the commit LSN, so the relay
-# can be one of its synchronous standbys. The relay keeps nothing: the next one goes on where the
-# acceptors' log ends.
+# -- the relay -------------------------------------------------------------------------------------
+# Once its proposer is elected, the relay asks the server to stream from the LSN where the
+# proposer's term starts. It appends bytes as they arrive, without parsing records. While the
+# proposer has no room, the socket is not read (backpressure). The relay reports the commit LSN to
+# the server and its slot, so it can be a synchronous standby. It has no state of its own: the next
+# relay resumes where the acceptors' log ends.
 #
-# A lost connection to the server is opened again, at the LSN after the last byte appended, and only
-# to the same system. When another proposer is elected the relay ends. It parses no record, and
-# cannot relay one longer than the proposer's ``pending_bytes_max``: no quorum could ever confirm
-# it.
+# The relay reopens a lost connection to the server at the LSN after the last appended byte, and
+# only to the same system. It ends when another proposer is elected. A record longer than the
+# proposer's ``pending_bytes_max`` cannot be relayed, since no quorum could confirm it.
 
 
 log = logging.getLogger("penstock.wal")
 
 REPORT_S: Final = 2.0
-"""Most seconds between two reports to the server: less than its ``wal_sender_timeout``."""
+"""Maximum seconds between two reports to the server; less than its ``wal_sender_timeout``."""
 STALL_MS: Final = 30_000
 RETRY_S_MIN, RETRY_S_MAX = 0.1, 5.0
 FAREWELL_S: Final = 1.0
-"""Seconds to wait for the commit of what was appended, when the relay is stopped. The rest of an
-incomplete record is not awaited: the next relay asks for it again."""
+"""Seconds that a stopping relay waits for the commit of what it appended. It does not wait for the
+rest of an incomplete record, which the next relay asks for again."""
 DIAL_TIMEOUT_MS: Final = 5_000
 
 
 class StallDetector:
-    """Finds that nothing has been committed for `STALL_MS`, though bytes wait; again after as long.
-    Pure."""
+    """Detects that nothing was committed for `STALL_MS` although bytes are pending. Pure.
+
+    A stall that continues is reported again after each `STALL_MS`.
+    """
 
     def __init__(self, now_ms: float) -> None:
+        # When the stall could have started: at the last commit, warning, or moment without
+        # pending bytes.
         self._since_ms = now_ms
+        # The commit LSN at the last call.
         self._commit_lsn = 0
 
     def is_warning_due(self, now_ms: float, commit_lsn: int, end_lsn: int) -> bool:
-        """Return whether to warn of a stall now."""
+        """Return whether to warn of a stall now. Call it regularly."""
         if commit_lsn != self._commit_lsn or commit_lsn >= end_lsn:
             self._since_ms, self._commit_lsn = now_ms, commit_lsn
         if now_ms - self._since_ms < STALL_MS:
@@ -85,20 +89,20 @@ class StallDetector:
 
 
 class RelayProgress(msgspec.Struct, frozen=True):
-    """The positions of a relay."""
+    """The positions that a relay has reached."""
 
     term: int
     start_lsn: int
     end_lsn: int
     """LSN after the last byte appended."""
     commit_lsn: int
-    """0 until a commit is known."""
+    """Commit LSN of the acceptors; 0 until one is known."""
     server_lsn: int
-    """End of the server's log, by its last report."""
+    """End of the server's log, from its last message."""
 
 
 class WalRelay:
-    """Relays a log into one proposer; `run` is its life."""
+    """Relays a server's log into one proposer."""
 
     def __init__(
         self,
@@ -115,7 +119,9 @@ class WalRelay:
         self._proposer = proposer
         self._clock = clock
         self._stopping = stopping
+        # Where the proposer's term starts; 0 until it is elected.
         self._start_lsn = 0
+        # End of the server's log, from its last message.
         self._server_lsn = 0
 
     @property
@@ -131,11 +137,13 @@ class WalRelay:
         )
 
     async def run(self, streaming: Callable[[RelayProgress], None] = lambda _: None) -> None:
-        """Relay until `stopping` is set; then wait a moment for what was appended, and report its
-        commit to the server. `streaming` is called for each connection that gives the log.
+        """Relay until `stopping` is set.
 
-        Raises `ConnectionBroken` when another proposer leads, `InvalidUsage` when the server's log
-        cannot go on, `MalformedFrame`, `CorruptData`.
+        Then wait up to `FAREWELL_S` for what was appended, and report its commit to the server.
+        `streaming` is called each time a connection starts to stream the log.
+
+        Raises `ConnectionBroken` when another proposer leads, `InvalidUsage` when the server cannot
+        continue the log, `MalformedFrame`, and `CorruptData`.
         """
         self._start_lsn = await self._proposer.elected()
         delay_s = RETRY_S_MIN
@@ -144,16 +152,17 @@ class WalRelay:
             try:
                 await self._connected(streaming)
             except* SourceUnreachable as errors:
-                log.warning("%s (tried again in %.1f s)", first_error(errors), delay_s)
+                log.warning("%s (retrying in %.1f s)", first_error(errors), delay_s)
             with anyio.move_on_after(delay_s):
                 await self._stopping.wait()
-            # A server that connects and breaks off at once must not be dialled in a tight loop.
+            # Back off unless the connection made progress: a server that accepts connections and
+            # drops them must not be dialed in a tight loop.
             progressed = self._proposer.end_lsn > before
             delay_s = RETRY_S_MIN if progressed else min(2 * delay_s, RETRY_S_MAX)
 
     async def _connected(self, streaming: Callable[[RelayProgress], None]) -> None:
-        """Relay for as long as one connection lasts."""
-        # Imported here: psycopg is an optional dependency.
+        """Relay over one connection until it ends or `stopping` is set."""
+        # Imported here because psycopg is an optional dependency.
         from actors.connectors.sources.relay_server import ReplicationServer
 
         server = await ReplicationServer.connect(self._dsn, self._clock)
@@ -161,10 +170,11 @@ class WalRelay:
             found = await server.identify()
             if found.system_id != self._identity.system_id:
                 raise InvalidUsage(
-                    f"the server was system {self._identity.system_id} and is {found.system_id}"
-                    " now: it was replaced; relay it into a timeline of its own"
+                    f"the server's system identifier changed from {self._identity.system_id} to"
+                    f" {found.system_id}: relay the new server into its own timeline"
                 )
-            # The proposer's end, not what was read: bytes that were not appended come again.
+            # Start at the proposer's end rather than at what was read: bytes that were read but not
+            # appended must come again.
             await server.start(self._proposer.end_lsn, self._slot)
             streaming(self.relayed)
             async with anyio.create_task_group() as group:
@@ -173,7 +183,7 @@ class WalRelay:
                 await self._take_until_stopped(server)
                 with anyio.move_on_after(FAREWELL_S):
                     await self._proposer.committed(self._proposer.end_lsn)
-                # The server's slot moves to the last commit before the connection ends.
+                # Advance the server's slot to the last commit before the connection ends.
                 server.report(self._proposer.commit_lsn)
                 group.cancel_scope.cancel()
         finally:
@@ -199,11 +209,11 @@ class WalRelay:
                 await self._append(b"".join(pieces))
 
     async def _append(self, wal: bytes) -> None:
-        # Waits for room, not for the commit; while it waits the socket is not read.
+        # Waits for room in the proposer, not for the commit. Meanwhile the socket is not read.
         await self._proposer.put(lambda _: wal, len(wal))
 
     async def _report_commits(self, server: ReplicationServer) -> None:
-        # The first commit to report is that of the term's begin.
+        # The first commit to report is the start of the term.
         lsn = max(self._proposer.commit_lsn, self._start_lsn - 1)
         while True:
             await self._proposer.committed(lsn + 1)
@@ -219,8 +229,8 @@ class WalRelay:
                 self._clock.monotonic_ms(), proposer.commit_lsn, proposer.end_lsn
             ):
                 log.warning(
-                    "nothing was committed for %d s behind %s, and %d bytes wait: is a majority of"
-                    " the acceptors away, or is a record longer than %d bytes?",
+                    "nothing was committed for %d s after %s, with %d bytes pending: check whether"
+                    " a majority of the acceptors is running, or a record exceeds %d bytes",
                     STALL_MS // 1000,
                     lsn_text(proposer.commit_lsn),
                     proposer.end_lsn - max(proposer.commit_lsn, self._start_lsn),
@@ -237,8 +247,10 @@ async def check_system(
     token: str = "",
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Check the acceptors that can be reached. Raises `InvalidUsage` where one has another server's
-    log under that name."""
+    """Check that no reachable acceptor has another server's log in this timeline.
+
+    Raises `InvalidUsage` if one does. Unreachable acceptors are skipped.
+    """
     for address in addresses:
         try:
             connection = await dial(
@@ -254,16 +266,16 @@ async def check_system(
         except (ConnectionBroken, WalRefused, MalformedFrame, TimeoutError) as error:
             log.info("acceptor %s: %s", address, error)
             continue
-        # 0: the acceptor does not know the system yet.
+        # 0 means that the acceptor does not know the system yet.
         if str(system_id) not in ("0", str(identity.system_id)):
             raise InvalidUsage(
-                f"acceptor {address} has the log of system {system_id} in timeline {timeline},"
-                f" and the server is system {identity.system_id}: give a timeline of its own"
+                f"timeline {timeline} on acceptor {address} has the log of system {system_id}, not"
+                f" of this server (system {identity.system_id}): use a separate timeline"
             )
 
 
 def progress_text(relayed: RelayProgress) -> str:
-    """Return one line of progress."""
+    """Format the positions as one line of progress."""
     behind = relayed.server_lsn - max(relayed.commit_lsn, relayed.start_lsn)
     return (
         f"{lsn_text(relayed.commit_lsn)} committed, {lsn_text(relayed.end_lsn)} appended,"
@@ -281,35 +293,39 @@ def relay(
     ],
     dsn: Annotated[
         str,
-        typer.Argument(help="The server, as libpq takes it: postgresql://user@host or host=… …"),
+        typer.Argument(help="libpq connection string of the server, e.g. postgresql://user@host."),
     ],
     *,
     tenant: Annotated[str, typer.Option(help="32 hexadecimal digits.")],
     timeline: Annotated[str, typer.Option(help="32 hexadecimal digits.")],
     slot: Annotated[
-        str, typer.Option(help="A physical slot: the server keeps the log until acceptors have it.")
+        str,
+        typer.Option(
+            help="Physical replication slot: the server keeps its log until the acceptors have it."
+        ),
     ] = "",
     create_slot: Annotated[
-        bool, typer.Option("--create-slot", help="Makes the slot, if it is not there.")
+        bool, typer.Option("--create-slot", help="Creates the slot if it does not exist.")
     ] = False,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="The token to show, in the first line.")
+        Path | None, typer.Option("--token-file", help="File with the token in its first line.")
     ] = None,
     tls_certificate: Certificate = None,
     tls_key: Key = None,
     tls_authority: Authority = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the election.")] = ELECT_S,
-    every: Annotated[float, typer.Option(help="Seconds between two lines of progress.")] = 10.0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Says nothing on the way.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Lines on stdout as JSON.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between lines of progress.")] = 10.0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Prints no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON lines on stdout.")] = False,
     log_level: LogLevel = "warning",
 ) -> None:
     """Relays a PostgreSQL server's log to acceptors, until SIGINT or SIGTERM.
 
-    The server sees a standby. It is told that it has what a majority of the acceptors has on disk,
-    so synchronous_standby_names may name it (by application_name of the DSN; penstock, if it says
-    none): then a commit waits for the acceptors. Started again, it goes on where their log ends.
-    There is one writer: whoever relays later ends who relayed before. The role needs REPLICATION.
+    To the server the relay is a standby. It reports the position up to which a majority of the
+    acceptors has the log on disk. If synchronous_standby_names contains it, commits wait for the
+    acceptors; its name is the application_name of the DSN, by default penstock. A restarted relay
+    resumes where the acceptors' log ends. A timeline has one writer: a new relay ends the previous
+    one. The role needs REPLICATION.
     """
     set_up_logging(log_level)
     from actors.doors.commands.wal_push import settings_of, token_of
@@ -318,7 +334,7 @@ def relay(
     checked_id("tenant", tenant)
     checked_id("timeline", timeline)
     if create_slot and not slot:
-        raise InvalidUsage("--create-slot: which? Give --slot NAME")
+        raise InvalidUsage("--create-slot needs --slot NAME")
     reporter = _RelayReporter(quiet=quiet, as_json=as_json, every_s=every)
     token = "" if token_file is None else token_of(token_file)
     settings = settings_of(tls_certificate, tls_key, tls_authority)
@@ -329,7 +345,7 @@ def relay(
 
 
 class _RelayReporter:
-    """Prints progress and results."""
+    """Prints the progress and results of a relay, as text or JSON."""
 
     def __init__(self, *, quiet: bool, as_json: bool, every_s: float) -> None:
         self._quiet = quiet
@@ -337,7 +353,7 @@ class _RelayReporter:
         self.every_s = every_s
 
     def line(self, what: str, relayed: RelayProgress) -> None:
-        """Print a line on stdout."""
+        """Print a line on stdout; `what` is "relaying" or "ended"."""
         from actors.wal.lsn import lsn_text
 
         if self._as_json:
@@ -354,7 +370,7 @@ class _RelayReporter:
             print(f"ended: {lsn_text(relayed.commit_lsn)} committed", flush=True)
 
     async def progress(self, relay: WalRelay) -> None:
-        """Print the progress on stderr, at intervals."""
+        """Print the progress on stderr every `every_s` seconds, forever; nothing if `quiet`."""
 
         while not self._quiet:
             await anyio.sleep(self.every_s)
@@ -362,7 +378,7 @@ class _RelayReporter:
 
 
 class _RelayJob(msgspec.Struct):
-    """The arguments of `relay`, and its work."""
+    """Carries out the command `relay` with its arguments."""
 
     addresses: str
     dsn: str
@@ -375,9 +391,10 @@ class _RelayJob(msgspec.Struct):
     elect_s: float
     reporter: _RelayReporter
     is_relaying: bool = False
+    """True once the proposer is elected: from then on a first signal stops the relay in order."""
 
     async def run(self) -> None:
-        """Relay until a signal."""
+        """Relay until a signal arrives or the relay fails."""
         stopping = anyio.Event()
         async with anyio.create_task_group() as group:
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -388,8 +405,8 @@ class _RelayJob(msgspec.Struct):
 
                 group.start_soon(work)
                 async for _ in signals:
-                    # The first signal ends the relay in order; a second one, or one before it
-                    # relays, at once.
+                    # The first signal stops the relay in order. A second one, or one that arrives
+                    # before it relays, stops it immediately.
                     if stopping.is_set() or not self.is_relaying:
                         break
                     stopping.set()
@@ -408,11 +425,13 @@ class _RelayJob(msgspec.Struct):
         clock = SystemClock()
         tls = dialling_tls(self.settings)
         acceptors = parse_addresses(self.addresses)
-        # A first connection finds the log's begin before the election; `WalRelay` opens its own.
+        # This first connection finds where the log starts, before the election. `WalRelay` opens
+        # its own.
         server = await ReplicationServer.connect(self.dsn, clock)
         try:
             identity = await server.identify()
-            # Before the election: a relay into another server's log must not end that log's writer.
+            # Check before the election: a relay into another server's log must not end that log's
+            # writer.
             await check_system(identity, acceptors, self.tenant, self.timeline, self.token, tls)
             if self.create_slot:
                 await server.make_slot(self.slot)
@@ -446,6 +465,7 @@ class _RelayJob(msgspec.Struct):
                 await proposer.elected()
         except TimeoutError:
             raise ConnectionBroken(
-                f"no majority of {self.addresses} has elected this writer in {self.elect_s:g} s:"
-                " are they up, and is the timeline one of this version of PostgreSQL?"
+                f"no majority of {self.addresses} elected this writer within {self.elect_s:g} s:"
+                " check that the acceptors are running and that the timeline is of the same"
+                " version of PostgreSQL"
             ) from None

@@ -1,4 +1,4 @@
-"""Reads what the gateway must know of requests and responses that are Spark's. Pure."""
+"""Inspects requests and responses that the gateway forwards to and from Spark. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from pyspark.sql.connect.proto import base_pb2
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage
 
 _SMALL_BYTES: Final = 4096
-"""The last response of an operation, and others without rows, are smaller."""
+"""Upper bound for the size of responses without rows, such as the last one of an operation."""
 
 
 def observed_session(request: ProtoMessage) -> str:
-    """Return Spark's id of the session that a client has seen in answers; empty for none."""
+    """Return Spark's id of the session that the client has seen in earlier answers; "" if none."""
     return str(getattr(request, "client_observed_server_side_session_id", ""))
 
 
 def with_original(data: bytes, original: ProtoMessage | None) -> tuple[bytes, bool]:
-    """Return a response of Spark, with the client's own relation in it, and whether it is the last
-    one."""
+    """Put the client's own relation into a response of Spark. Return the response, and whether it
+    is the operation's last."""
     if original is None and len(data) > _SMALL_BYTES:
         return data, False
     answer = base_pb2.ExecutePlanResponse.FromString(data)
     if original is not None and answer.HasField("sql_command_result"):
         relation = answer.sql_command_result.relation
-        # A command's rows come as a relation of their own; a query's is the one that was sent.
+        # For a query, Spark returns the relation that it was sent. For a command, the relation
+        # holds the rows and is kept.
         if relation.WhichOneof("rel_type") in ("sql", "with_relations"):
             relation.CopyFrom(original)
             data = answer.SerializeToString()
@@ -33,7 +34,7 @@ def with_original(data: bytes, original: ProtoMessage | None) -> tuple[bytes, bo
 
 
 def is_interrupted(request: ProtoMessage, operation_id: str, tags: frozenset[str]) -> bool:
-    """Return whether an interrupt is for an operation."""
+    """Return whether an `InterruptRequest` applies to an operation with this id and these tags."""
     kinds = base_pb2.InterruptRequest
     match request.interrupt_type:
         case kinds.INTERRUPT_TYPE_ALL:

@@ -1,4 +1,5 @@
-"""The caller of a call of Spark Connect: the role that its token proves, and its address."""
+"""The identity of a Spark Connect caller: the role that its token authenticates, and its
+address."""
 
 from __future__ import annotations
 
@@ -10,20 +11,20 @@ from typing import Final, NamedTuple, TypeAlias
 from actors.control.access.access_rules import UNPROVEN, TokenLogin
 
 FindRoleOfToken: TypeAlias = Callable[[bytes], Awaitable[TokenLogin]]
-"""Returns the role whose token has a digest."""
+"""Returns the role to which the token with this digest belongs."""
 
 
 class CallerIdentity(NamedTuple):
-    """The one that makes a call."""
+    """The identity of the client that makes a call."""
 
     role: str
-    """See `access.access_rules`."""
+    """The role's name, or `access_rules.UNPROVEN`."""
     peer: str = ""
-    """Address, for people."""
+    """The client's address, for logs."""
     runs_code: bool = False
-    """True if it may run code of its own in Spark."""
+    """True if the client may run its own code in Spark."""
     token: bytes = b""
-    """Digest of the token that it has shown, if that is a role's."""
+    """Digest of the client's token if it belongs to a role, else empty."""
 
 
 NOBODY: Final = CallerIdentity(UNPROVEN)
@@ -31,14 +32,14 @@ _CALLER: Final[ContextVar[CallerIdentity]] = ContextVar("caller", default=NOBODY
 
 
 def caller() -> CallerIdentity:
-    """Return who makes the call that this task serves."""
+    """Return the caller of the call that this task serves."""
     return _CALLER.get()
 
 
 @contextmanager
 def use_caller(identity: CallerIdentity) -> Iterator[None]:
-    """Serve a call of this caller in the block."""
-    # A variable of the task, as a call passes through many functions that do not care.
+    """Set the caller of the call that is served within the block."""
+    # A context variable, because many functions between here and its users do not need it.
     token = _CALLER.set(identity)
     try:
         yield

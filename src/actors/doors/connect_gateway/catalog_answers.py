@@ -1,8 +1,8 @@
-"""Answers to Spark's catalog about the service's objects, alone or beside Spark's own. Pure.
+"""Answers requests of `spark.catalog` about the service's objects. Pure.
 
-`spark.catalog` asks by relations (`Relation.catalog`), whose rows have the columns that Spark gives
-them. What it asks of one object of the service is answered here; a list is Spark's own with rows
-added. Everything else is Spark's.
+`spark.catalog` sends relations (`Relation.catalog`), whose rows have columns defined by Spark.
+Requests about one object of the service are answered here. A list is Spark's own, with the
+service's rows added. Spark answers all other requests.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TEXT: Final = pa.schema([pa.field("value", _STRING)])
 
 
 class SparkCatalogAnswer(NamedTuple):
-    """Rows that answer a question; with `added` they are added to Spark's own answer."""
+    """The rows that answer a request; with `added`, they are appended to Spark's own answer."""
 
     rows: pa.Table
     added: bool = False
@@ -67,13 +67,13 @@ class SparkCatalogAnswer(NamedTuple):
 def answer_catalog(
     catalog: ProtoMessage, names: ObjectNames, resolve: ResolveName
 ) -> SparkCatalogAnswer | None:
-    """Return the answer to a question of Spark's catalog; None if Spark answers it alone."""
+    """Return the answer to a catalog request; None if Spark alone answers it."""
     kind = catalog.WhichOneof("cat_type")
     if kind is None:
         return None
     asked = getattr(catalog, kind)
     match kind:
-        # Lists are Spark's own with rows added: the user's tables and views stand beside ours.
+        # Lists combine Spark's tables and views, which are the user's, with the service's.
         case "list_tables":
             return _listed(names, asked, views_only=False)
         case "list_views":
@@ -89,21 +89,21 @@ def answer_catalog(
 
 
 def _object_of(asked: ProtoMessage, resolve: ResolveName) -> str | None:
-    """Return the object that a question is about; None if it is about none of the service's."""
-    # By the field, not by a list of kinds: a question that a later release adds has it as well.
+    """Return the service's object that a request is about; None if there is none."""
+    # Check for the field instead of listing the kinds, to cover requests of later releases.
     if "table_name" not in asked.DESCRIPTOR.fields_by_name:
         return None
     parts = parse_identifier(asked.table_name)
     if parts is None:
         return None
-    # The older form names the database apart.
+    # The older form of a request has a separate database name.
     if "db_name" in asked.DESCRIPTOR.fields_by_name and asked.HasField("db_name"):
         parts = (*(parse_identifier(asked.db_name) or ()), *parts)
     return resolve(parts)
 
 
 def _about(kind: str, key: str, names: ObjectNames) -> SparkCatalogAnswer | None:
-    """Return the answer to a question about one object."""
+    """Return the answer to a request about one object; None for an unknown kind of request."""
     match kind:
         case "table_exists":
             return SparkCatalogAnswer(_table(_BOOLEAN, [{"value": True}]))
@@ -119,7 +119,7 @@ def _about(kind: str, key: str, names: ObjectNames) -> SparkCatalogAnswer | None
         case "get_create_table_string":
             return SparkCatalogAnswer(_table(_TEXT, [{"value": _creation(names, key)}]))
         case "refresh_table" | "cache_table" | "uncache_table" | "analyze_table":
-            # Nothing of an object is cached, and there is nothing to be refreshed.
+            # Objects are never cached, so there is nothing to do.
             return SparkCatalogAnswer(pa.table({}))
     return None
 
@@ -144,9 +144,9 @@ def _listed(
         return None
     pattern = asked.pattern if asked.HasField("pattern") else "*"
     rows = [_table_row(names, key) for key in sorted(found)]
-    # Spark filters its own rows by the same pattern.
+    # Spark applies the same pattern to its own rows.
     kept = [row for row in rows if matches_pattern(row["name"], pattern)]
-    # Spark has no database of that name, and would refuse to list it.
+    # Spark does not have this database, and would fail to list it.
     alone = is_database(database, SYSTEM_DATABASE)
     return SparkCatalogAnswer(_table(_TABLES, kept), added=not alone)
 
@@ -166,7 +166,7 @@ def _databases(asked: ProtoMessage) -> SparkCatalogAnswer:
 
 
 def is_database(written: str, name: str) -> bool:
-    """Return whether a name, as it is written, means a database, with or without the catalog."""
+    """Return whether a written name, with or without the catalog, means this database."""
     parts: NameParts = parse_identifier(written) or ()
     folded = tuple(part.lower() for part in parts)
     return folded in ((name,), (CATALOG, name))
@@ -217,7 +217,7 @@ def _properties(names: ObjectNames, key: str) -> dict[str, str]:
 
 
 def _creation(names: ObjectNames, key: str) -> str:
-    """Return a statement that would make the object."""
+    """Return a CREATE statement for the object."""
     entry, schema = names.entry(key), names.schemas[key]
     quoted = quote_name(key)
     if entry is not None and entry.kind in _VIEWS:

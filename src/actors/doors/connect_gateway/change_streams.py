@@ -1,8 +1,8 @@
-"""Streams of an object's changes in plans: `readStream.table` and `readStream.changes`. Pure.
+"""Rewrites streams of an object's changes in plans: `readStream.table`, `readStream.changes`. Pure.
 
-Spark reads the changes itself, by the data source `penstock` (docs/guides/spark-source.md), which
-looks into the service's stores as a guest does. So a stream keeps its place in Spark's checkpoint,
-and goes on there with whatever session begins it again.
+Spark reads the changes itself, with the data source `penstock` (docs/guides/spark-source.md), which
+reads the service's stores as a guest. So a stream stores its position in Spark's checkpoint, and
+can be resumed from there in any session.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from actors.runtime.settings import Settings
 SOURCE: Final = "penstock"
 """Name of the data source."""
 _SOURCE_CLASS: Final = b"cactors.engine.spark.source.data_source\nPenstockDataSource\n."
-"""Pickle of the class: its module and its name. It is imported where it is used, and not here."""
+"""Pickle of the class, by module and name. It is imported only where Spark uses it."""
 _OPTIONS: Final = ("startingTime", "consumer", "maxRowsPerBatch")
-"""Options that a client may give; where the stores are is the service's to say."""
+"""Options that a client may set. The service sets those that locate its stores."""
 
 
 def registration() -> ProtoMessage:
-    """Return the plan that makes the data source known in a session."""
+    """Return the plan that registers the data source in a session."""
     plan = base_pb2.Plan()
     made = plan.command.register_data_source
     made.name = SOURCE
@@ -41,9 +41,11 @@ def registration() -> ProtoMessage:
 def bind_streams(
     message: ProtoMessage, resolve: ResolveName, settings: Settings
 ) -> tuple[ProtoMessage, frozenset[str]]:
-    """Return a plan whose streams of objects read the data source, and the objects; the plan itself
-    if it has none. Raises `SparkCondition` where Spark cannot reach the stores, and
-    `InvalidUsage`."""
+    """Replace streams of objects in a plan by streams of the data source.
+
+    Return the new plan and the names of the objects; the plan itself if it has no such streams.
+    Raises `SparkCondition` if Spark cannot reach the stores, and `InvalidUsage`.
+    """
     if not any(_stream_of(each, resolve) for each in walk_messages(message)):
         return message, frozenset()
     _check_reach(settings)
@@ -59,7 +61,7 @@ def bind_streams(
 
 
 def _stream_of(relation: ProtoMessage, resolve: ResolveName) -> str | None:
-    """Return the key of the object whose changes a relation streams; None for all others."""
+    """Return the object whose changes a relation streams; None for any other relation."""
     if relation.DESCRIPTOR.full_name != relations_pb2.Relation.DESCRIPTOR.full_name:
         return None
     kind = relation.WhichOneof("rel_type")
@@ -82,7 +84,7 @@ def _replace(relation: ProtoMessage, key: str, settings: Settings) -> None:
     kept.CopyFrom(relation.common)
     relation.Clear()
     relation.common.CopyFrom(kept)
-    # Under the object's name, by which columns may be qualified.
+    # Keep the object's name as an alias, because columns may be qualified with it.
     relation.subquery_alias.alias = key
     read = relation.subquery_alias.input.read
     read.is_streaming = True
@@ -94,12 +96,13 @@ def _replace(relation: ProtoMessage, key: str, settings: Settings) -> None:
 
 
 def _options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return a client's options. Raises `InvalidUsage` for one that is not its own to give."""
+    """Return a client's options in their canonical spelling. Raises `InvalidUsage` for an option
+    that clients cannot set."""
     known = {name.lower(): name for name in _OPTIONS}
     for name in given:
         if name.lower() not in known:
             raise InvalidUsage(
-                f"a stream of an object of Penstock has no option {name!r}; there are "
+                f"unknown option {name!r} for a stream of a Penstock object: expected one of "
                 f"{', '.join(_OPTIONS)}"
             )
     return {known[name.lower()]: value for name, value in given.items()}
@@ -107,11 +110,13 @@ def _options(given: Mapping[str, str]) -> dict[str, str]:
 
 def _check_reach(settings: Settings) -> None:
     if settings.blob_url or settings.consensus_url or not settings.spark_master.startswith("local"):
-        # An address in a plan is shown to the client, and may hold a password.
+        # The client can see addresses in a plan, which may contain passwords.
         raise unsupported(
-            "Changes of objects of Penstock are a stream where its stores are in its state "
-            "directory and its Spark is local; subscribe with the service's own client."
+            "Streams of changes of Penstock objects require that Penstock keeps its stores in its "
+            "state directory and that its Spark is local. Subscribe with Penstock's own client."
         )
     if settings.reader_lease_ms != Settings().reader_lease_ms:
-        # The data source has the defaults: the service could drop its lease too early.
-        raise unsupported("Changes of objects are a stream with the default of reader_lease_ms.")
+        # The data source uses the default, so the service could drop its lease too early.
+        raise unsupported(
+            "Streams of changes of Penstock objects require the default of reader_lease_ms."
+        )

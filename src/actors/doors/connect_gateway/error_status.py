@@ -1,7 +1,7 @@
-"""Errors of the service as Spark Connect's clients expect them. Pure.
+"""Converts errors of the service to the form that Spark Connect clients expect. Pure.
 
-A client makes its exception of the `ErrorInfo` in the status: by the first class of the list that
-it knows. A text of Spark's (``[CONDITION] … SQLSTATE: 42P01``) keeps its condition and state.
+A client builds its exception from the `ErrorInfo` in the status, with the first class in the list
+that it knows. A message of Spark (``[CONDITION] … SQLSTATE: 42P01``) keeps its condition and state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from actors.runtime.errors import (
 
 DOMAIN: Final = "org.apache.spark"
 TEXT_CHARACTERS_MAX: Final = 2048
-"""An error travels in a trailer, which clients bound to 8 KiB."""
+"""Maximum length of a message. Errors travel in a trailer, which clients limit to 8 KiB."""
 _ANALYSIS: Final = "org.apache.spark.sql.AnalysisException"
 _PARSE: Final = "org.apache.spark.sql.catalyst.parser.ParseException"
 _RUNTIME: Final = "org.apache.spark.SparkRuntimeException"
@@ -46,11 +46,11 @@ _JAVA_PARENTS: Final = {
     _PARSE: _ANALYSIS,
     "org.apache.spark.sql.catalyst.analysis.TempTableAlreadyExistsException": _ANALYSIS,
 }
-"""Classes that clients know, of exceptions that they do not know."""
+"""Maps exception classes that clients may not know to parent classes that they know."""
 
 
 class SparkCondition(PenstockError):
-    """An error that Spark has a name for: condition, SQLSTATE, and the exception's class."""
+    """An error for which Spark has a condition, an SQLSTATE and an exception class."""
 
     def __init__(self, condition: str, state: str, text: str, java_class: str = _SPARK_SQL) -> None:
         super().__init__(f"[{condition}] {text} SQLSTATE: {state}")
@@ -58,17 +58,17 @@ class SparkCondition(PenstockError):
 
 
 def operation_abandoned(operation: str) -> SparkCondition:
-    """Return the error of an operation that is over, and is not carried out again."""
+    """Return the error for an operation that has ended and is not executed again."""
     return SparkCondition(
         "INVALID_HANDLE.OPERATION_ABANDONED",
         "HY000",
-        f"The handle {operation} is invalid. The operation is over. It may have been carried out, "
-        "and is not repeated: read what it was to change.",
+        f"The handle {operation} is invalid. The operation has ended. It may have been executed, "
+        "and is not repeated: check its effects.",
     )
 
 
 def session_missing(session: str) -> SparkCondition:
-    """Return the error of a session that was never open: its client begins the operation anew."""
+    """Return the error for a session that was never open. Its client starts the operation again."""
     return SparkCondition(
         "INVALID_HANDLE.SESSION_NOT_FOUND",
         "HY000",
@@ -77,33 +77,33 @@ def session_missing(session: str) -> SparkCondition:
 
 
 def session_changed(session: str) -> SparkCondition:
-    """Return the error of a session of an earlier server, or of one that is over."""
+    """Return the error for a session of an earlier server, or one that has ended."""
     return SparkCondition(
         "INVALID_HANDLE.SESSION_CHANGED",
         "HY000",
         f"The handle {session} is invalid. The existing Spark server driver instance has "
-        "restarted, or the session was ended. What was sent last may have been carried out, and is "
-        "not repeated: create a new session, and read what it was to change.",
+        "restarted, or the session was ended. The last operation may have been executed, and is "
+        "not repeated: create a new session, and check the operation's effects.",
     )
 
 
 def engine_ended() -> SparkCondition:
-    """Return the error of a call whose Spark has ended: its client's session is gone."""
+    """Return the error for a call during which Spark ended, and with it the client's session."""
     return SparkCondition(
         "INVALID_HANDLE.SESSION_CHANGED",
         "HY000",
-        "Spark has ended while it served this call, and its sessions with it. Another one is being "
-        "started: create a new session.",
+        "Spark ended while it served this call, and its sessions were lost. Spark is being "
+        "restarted: create a new session.",
     )
 
 
 def operation_canceled() -> SparkCondition:
-    """Return the error of an operation that its client has interrupted."""
+    """Return the error for an operation that its client has interrupted."""
     return SparkCondition("OPERATION_CANCELED", "HY008", "Operation has been canceled.")
 
 
 def position_missing(response: str) -> SparkCondition:
-    """Return the error of a response that is not kept any more."""
+    """Return the error for a response that is no longer available."""
     return SparkCondition(
         "INVALID_CURSOR.POSITION_NOT_AVAILABLE",
         "HY109",
@@ -112,12 +112,12 @@ def position_missing(response: str) -> SparkCondition:
 
 
 def unsupported(text: str) -> SparkCondition:
-    """Return the error of a request that Spark might serve and the service does not."""
+    """Return the error for a request that Spark might support but the service does not."""
     return SparkCondition("UNSUPPORTED_FEATURE", "0A000", text, _ANALYSIS)
 
 
 def status_of(error: PenstockError) -> ProtoMessage:
-    """Return the status that tells a client of an error."""
+    """Return the gRPC status that reports an error to a client."""
     text = str(error)
     named = _NAMED.search(text)
     classes = _classes(error, named[1] if named else "", named[2] if named else "")
@@ -128,10 +128,10 @@ def status_of(error: PenstockError) -> ProtoMessage:
     if condition:
         info.metadata["errorClass"] = condition
         info.metadata["messageParameters"] = json.dumps(_parameters(condition, text))
-    # Without an `errorId` a client does not ask for more: all that there is to say is here.
+    # Without an `errorId`, clients do not ask for more details.
     packed = any_pb2.Any()
     packed.Pack(info)
-    # A text without Spark's condition is told with the class that the service's own clients see.
+    # A message without a Spark condition starts with the class that Penstock's own clients see.
     shown = text if named else f"{type(error).__name__}: {text}"
     return status_pb2.Status(
         code=code_of(error), message=shown[:TEXT_CHARACTERS_MAX], details=[packed]
@@ -139,9 +139,10 @@ def status_of(error: PenstockError) -> ProtoMessage:
 
 
 def code_of(error: PenstockError) -> int:
-    """Return gRPC's code of an error. Spark's own are ``INTERNAL``, too: the detail says more."""
+    """Return the gRPC code of an error. Like Spark's own, most are ``INTERNAL``; details tell them
+    apart."""
     match error:
-        # A client tries again by itself, until another engine is up.
+        # Clients retry automatically, until another engine has started.
         case EngineLost():
             return int(code_pb2.UNAVAILABLE)
         case AuthenticationFailed():
@@ -165,13 +166,13 @@ def _condition(error: PenstockError, named: re.Match[str] | None) -> tuple[str, 
             return "TABLE_OR_VIEW_ALREADY_EXISTS", "42P07"
         case SqlSyntaxError():
             return "PARSE_SYNTAX_ERROR", "42601"
-    # What Spark has no name for has a state all the same, as the other door has it.
+    # Errors without a Spark condition still have the SQLSTATE of PostgreSQL's protocol.
     return "", sqlstate_of(error)
 
 
 def _parameters(condition: str, text: str) -> dict[str, str]:
-    """Return what a condition's message has in its gaps: the Scala client writes the message anew,
-    and fails if it finds none."""
+    """Return the parameters of a condition's message. The Scala client formats the message itself,
+    and fails if parameters are missing."""
     match condition:
         case "PARSE_SYNTAX_ERROR":
             return {"error": text, "hint": ""}
@@ -183,7 +184,7 @@ def _parameters(condition: str, text: str) -> dict[str, str]:
 
 
 def _classes(error: PenstockError, condition: str, state: str) -> list[str]:
-    """Return the classes of the exception that Spark would raise, the nearest first."""
+    """Return the class of the exception that Spark would raise, followed by its parents."""
     match error:
         case SparkCondition():
             found = error.java_class
@@ -193,7 +194,7 @@ def _classes(error: PenstockError, condition: str, state: str) -> list[str]:
             found = _PARSE
         case InvalidUsage():
             found = _ANALYSIS
-        # An overflow and a division by zero are Python's `ArithmeticException` to a client.
+        # PySpark raises its `ArithmeticException` for an overflow or a division by zero.
         case DefiniteError() if condition == "DIVIDE_BY_ZERO" or state == "22003":
             found = _ARITHMETIC
         case DefiniteError():

@@ -1,4 +1,4 @@
-"""Decides how a plan is executed: by the gateway itself, or by Spark with the names replaced."""
+"""Decides how a plan is executed: by the gateway itself, or by Spark after replacing names."""
 
 from __future__ import annotations
 
@@ -98,29 +98,29 @@ from actors.runtime.errors import (
 from actors.runtime.settings import Settings
 
 VIEW_KEY: Final = "penstock.#"
-"""Prefix of the keys of a session's views: no object's name begins so."""
+"""Prefix of the keys of a session's views; no object's name starts with it."""
 
 
 _LOST: Final = {
     "TABLE": (
-        "CREATE TABLE {name} with a format or a clause of Spark's own: Spark would forget the "
-        "table with its process. Create it as a table of Penstock, by CREATE TABLE {name} "
-        "(columns) or CREATE TABLE {name} AS query; or write files, by their path."
+        "CREATE TABLE {name} with a format or another clause of Spark: the table would be lost "
+        "when Spark's process ends. Create a Penstock table with CREATE TABLE {name} (columns) or "
+        "CREATE TABLE {name} AS query, or write files to a path."
     ),
     "VIEW": (
-        "CREATE VIEW {name} over what is not Penstock's: Spark would forget the view with its "
-        "process. Make a temporary view."
+        "CREATE VIEW {name} over other relations than Penstock's: the view would be lost when "
+        "Spark's process ends. Create a temporary view."
     ),
     "FUNCTION": (
-        "CREATE FUNCTION {name}: Spark would forget the function with its process. Make it a "
-        "temporary one, in each session."
+        "CREATE FUNCTION {name}: the function would be lost when Spark's process ends. Create a "
+        "temporary function in each session."
     ),
 }
-"""Refusals of what Spark would keep in its process alone."""
+"""Errors for objects that would exist only in Spark's process."""
 
 
 class PlanRouter:
-    """Decides for each plan."""
+    """Chooses the route of each plan."""
 
     def __init__(
         self,
@@ -148,8 +148,11 @@ class PlanRouter:
     async def route(
         self, operation: OpenOperation, request: ProtoMessage, *, declined: bool = False
     ) -> LocalRoute | ForwardRoute:
-        """Return the way of an `ExecutePlanRequest`. `declined`: its text is no statement of the
-        service. Raises errors of the service, and Spark's."""
+        """Return the route of an `ExecutePlanRequest`.
+
+        `declined`: its text turned out not to be a statement of the service. Raises errors of the
+        service and of Spark.
+        """
         await _split_texts(request)
         session, text = operation.session, statement_of(request.plan)
         command = request.plan.command
@@ -165,15 +168,16 @@ class PlanRouter:
                 return filled or LocalRoute(lambda: self._run_statement(text, session), True)
             self._refuse_lost(session, text, await self._directory.names())
             setting = setting_of(text)
-            # A role without the right to run code is refused below, whatever it sets.
+            # A role without the right to run code is refused below, whatever the setting.
             if setting is not None and caller().runs_code:
                 check_fixed_text(setting.name, resets=setting.resets, assigns=setting.assigns)
                 await self._calls.note_settings(session, [setting.name])
-            # EXECUTE IMMEDIATE and scripts: what they set is seen by the values afterwards.
+            # EXECUTE IMMEDIATE and scripts may change any setting: note the values before that.
             if names_of(text).head in COMPUTED_CHANGES:
                 await self._calls.note_settings(session, WATCHED)
             dropped = dropped_view_of(text)
-            # Not as a text: one that may not run code gives Spark no commands.
+            # Drop the view by a relation: Spark is not given commands of a client that may not run
+            # code.
             is_sparks = dropped is not None and fold(dropped) in session.own_views
             if dropped is not None and session.drop_view(dropped):
                 return LocalRoute(nothing_as_command)
@@ -187,8 +191,8 @@ class PlanRouter:
     def _argued_text(
         self, session: GatewaySession, plan: ProtoMessage, names: ObjectNames
     ) -> str | None:
-        """Return the text of a statement that has arguments, with these in it; None for a query,
-        and every other plan."""
+        """Return the text of a statement with its arguments written into it; None for a query, and
+        for any other plan."""
         if plan.command.WhichOneof("command_type") != "sql_command":
             return None
         relation = relation_of_command(plan.command.sql_command)
@@ -201,21 +205,21 @@ class PlanRouter:
         target = changed_name_of(written)
         if target is not None and names.key_of(target, session.hidden) is not None:
             raise unsupported(
-                "A statement of Penstock with DataFrames as arguments: make them temporary views, "
-                "or use df.writeTo(…).append()."
+                "Penstock statements do not support DataFrames as arguments: create temporary "
+                "views of them, or use df.writeTo(…).append()."
             )
         return None
 
     def _within_pipeline(self, plan: ProtoMessage) -> LocalRoute:
-        """Return the route of a text in code that defines a pipeline: the relation itself. Raises
-        `SparkCondition` for a text that is no query."""
+        """Return the route of a text in code that defines a pipeline, which answers with the
+        relation itself. Raises `SparkCondition` for a text that is not a query."""
         original = relation_of_command(plan.command.sql_command)
         written = written_text_of(original)
         if written is None or not needs_no_rows(written):
             raise unsupported(
-                "Code that defines a pipeline has queries alone: this statement is not carried out."
+                "Code that defines a pipeline may only contain queries, not this statement."
             )
-        # Not analysed: it may read datasets that the run has yet to make.
+        # Do not analyze the query: it may read datasets that the run has yet to create.
         return LocalRoute(lambda: _of_command(original))
 
     # -- relations -----------------------------------------------------------------------------
@@ -242,8 +246,8 @@ class PlanRouter:
         keys: Collection[str],
         rights: ReadRights | None = None,
     ) -> None:
-        """Raise `AccessDenied` unless a session has a right on these objects, which `rights`
-        notes."""
+        """Raise `AccessDenied` unless a session has a right on these objects. `rights` notes
+        them."""
         who = session.caller
         audit = StatementAudit(self._settings, who.role, who.peer, SqlDialect.SPARK)
         if rights is not None:
@@ -258,15 +262,16 @@ class PlanRouter:
     def plain(
         self, session: GatewaySession, relation: ProtoMessage, names: ObjectNames
     ) -> DirectRead | None:
-        """Return the plain read that a relation is; None if Spark must read it."""
-        # What a text or a name means is Spark's to say then.
+        """Return a relation as a plain read; None if Spark must execute it."""
+        # With such settings only Spark knows what a text or a name means.
         if session.changed_meaning:
             return None
         return direct_read(relation, names.resolver(session.hidden), names.schemas)
 
     async def _read(self, plain: DirectRead, role: str) -> AnswerStream:
-        """Answer a plain read of this role from an index or a shard."""
-        # The latest time, and not the latest that is sealed: a user reads what was just written.
+        """Answer a plain read for this role from an index or a shard."""
+        # Read at the latest written timestamp instead of the latest sealed one, so that users see
+        # their own writes.
         time = await self._directory.pin([plain.read.name])
         as_of = None if is_relation(plain.read.name) else time
         schema, offset = plain.columns(), 0
@@ -307,21 +312,21 @@ class PlanRouter:
     async def _listed(
         self, session: GatewaySession, root: ProtoMessage, found: SparkCatalogAnswer
     ) -> AnswerStream:
-        """Answer with Spark's rows and the service's."""
+        """Answer a catalog list with the rows of Spark and of the service."""
         for answer in table_answers(await self._merged(session, root, found)):
             yield answer
 
     async def _shown(
         self, session: GatewaySession, root: ProtoMessage, found: SparkCatalogAnswer
     ) -> AnswerStream:
-        """Answer a statement that lists objects, as `_listed` does."""
+        """Answer a SHOW statement with the rows of Spark and of the service."""
         yield command_answer(answer_relation(await self._merged(session, root, found)))
         yield complete_answer()
 
     async def _merged(
         self, session: GatewaySession, root: ProtoMessage, found: SparkCatalogAnswer
     ) -> pa.Table:
-        """Return Spark's rows and the service's."""
+        """Return the rows of Spark, if they are wanted, and of the service."""
         if not found.added:
             return found.rows
         gathered = RowGatherer()
@@ -357,8 +362,8 @@ class PlanRouter:
                 parts = parse_identifier(command.write_stream_operation_start.table_name)
                 if parts is not None and names.own_name(parts) is not None:
                     raise unsupported(
-                        f"A stream into the table {parts[-1]} of Penstock: append its batches, by "
-                        "foreachBatch."
+                        f"Streaming into the Penstock table {parts[-1]} is not supported: append "
+                        "the batches with foreachBatch."
                     )
             case "write_stream_operation_start" if command.write_stream_operation_start.query_name:
                 return await self._stream(operation, request, names)
@@ -370,7 +375,7 @@ class PlanRouter:
         session, text = operation.session, statement_of(request.plan)
         original = relation_of_command(request.plan.command.sql_command)
         if self.plain(session, original, names) is not None:
-            # The client executes the relation when it wants the rows.
+            # The client will execute the relation to get the rows.
             return LocalRoute(lambda: _of_command(original))
         shown = None if text is None else answer_show_statement(text, names)
         if shown is not None:
@@ -380,7 +385,7 @@ class PlanRouter:
         view = None if text is None else temporary_view_of(text)
         if view is not None and text is not None:
             found = self._names(session, request, names)
-            # Its query alone is looked at, so that Spark is not given the statement.
+            # Use only the query, so that Spark is not given the statement itself.
             if found.read or found.followed or not caller().runs_code:
                 return await self._define_text(session, view, names)
             if view.is_global:
@@ -391,19 +396,20 @@ class PlanRouter:
         return await self._bound(operation, request, names, original=original, text=written)
 
     async def _run_statement(self, text: str, session: GatewaySession) -> AnswerStream:
-        """Execute a statement of the service. Raises `StatementDeclined` for a text of Spark's."""
-        # Within the operation: a statement may wait long, and its client come back for the answer.
+        """Execute a statement of the service. Raises `StatementDeclined` if it is Spark's."""
+        # This runs within the operation, because a statement may take long, and its client may
+        # reattach for the answer.
         assert self._execute is not None
         conf = await self._calls.changed_settings(session)
         found = await self._execute(text, session.caller, conf)
         if found is None:
-            raise StatementDeclined("the text is Spark's")
+            raise StatementDeclined("the statement is Spark's")
         rows = pa.Table.from_batches(list(found[1]), schema=found[0])
         limit = self._settings.connect_message_bytes_max
         if rows.nbytes > limit:
             raise InvalidUsage(
-                f"the answer of the statement has more than {limit} bytes "
-                "(connect_message_bytes_max)"
+                f"the statement's result exceeds {limit} bytes (connect_message_bytes_max): "
+                "restrict it"
             )
         yield command_answer(answer_relation(rows.combine_chunks()))
         yield complete_answer()
@@ -411,8 +417,7 @@ class PlanRouter:
     async def _stream(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
     ) -> ForwardRoute:
-        """Return the route of a stream with a name, which is that of a view if it is kept in
-        memory."""
+        """Return the route of a named stream. If its sink is memory, the name is that of a view."""
         session, started = operation.session, request.plan.command.write_stream_operation_start
         bound = await self._bound(operation, request, names)
         if started.format != "memory":
@@ -421,8 +426,8 @@ class PlanRouter:
         return msgspec.structs.replace(bound, done=lambda: session.note_own_view(name))
 
     def _refuse_lost(self, session: GatewaySession, text: str, names: ObjectNames) -> None:
-        """Raise `SparkCondition` for a text that would make something in Spark's catalog, whose
-        process forgets it, under a name of the service's own."""
+        """Raise `SparkCondition` for a text that would create something in Spark's catalog under a
+        name of the service. It would be lost with Spark's process."""
         made = created_name_of(text)
         if made is not None and names.own_name(made[1]) is not None:
             kind, parts = made
@@ -440,14 +445,17 @@ class PlanRouter:
             if made.is_global:
                 return ForwardRoute(request)
             return ForwardRoute(request, done=lambda: session.note_own_view(name))
-        # Sessions of other users would see it, and the gateway keeps views by session.
+        # The gateway stores views by session, but sessions of other users would see this one.
         if made.is_global:
-            raise unsupported("A global temporary view over objects of Penstock is not kept.")
+            raise unsupported(
+                "Global temporary views over Penstock objects are not supported: create a "
+                "temporary view."
+            )
         await self._define(session, made.name, made.input, names, replace=made.replace)
         return LocalRoute(nothing)
 
     async def _drop_view(self, session: GatewaySession, name: str) -> AnswerStream:
-        """Drop a temporary view that Spark keeps."""
+        """Drop a temporary view that Spark stores."""
         root = relations_pb2.Relation()
         root.catalog.drop_temp_view.view_name = name
         await self._calls.execute(session, plan_of(root))
@@ -459,8 +467,8 @@ class PlanRouter:
     ) -> LocalRoute:
         if view.is_global or view.columns:
             raise unsupported(
-                "A temporary view over objects of Penstock is neither global nor has a list of "
-                "columns: name them in its query."
+                "Temporary views over Penstock objects cannot be global or have a column list: "
+                "name the columns in the query."
             )
         if not (view.if_absent and fold(view.name) in session.hidden):
             relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=view.query))
@@ -477,14 +485,14 @@ class PlanRouter:
         *,
         replace: bool,
     ) -> None:
-        """Keep a temporary view, if Spark accepts its query."""
+        """Store a temporary view, if Spark accepts its query."""
         expanded = self._expanded(session, relation, names)
-        # By names that this very view, or another one, cannot hide later.
+        # Use names that neither this view nor another one can hide later.
         kept = bind_names(expanded, names.resolver(session.hidden), canonical_read)
         if kept.views:
             raise unsupported(
-                "A temporary view over objects of Penstock whose expressions, written as text, "
-                "name such objects."
+                "Expressions written as text in a temporary view cannot name Penstock objects: "
+                "use DataFrame expressions."
             )
         found = find_names(kept.message, names.resolver())
         _refuse_changes(found)
@@ -496,8 +504,8 @@ class PlanRouter:
     def _expanded(
         self, session: GatewaySession, message: ProtoMessage, names: ObjectNames
     ) -> ProtoMessage:
-        """Return a plan with the definitions of the session's views and of plain views in place of
-        their names. Raises `SparkCondition`."""
+        """Replace the names of the session's views and of plain views in a plan by their
+        definitions. Raises `SparkCondition`."""
 
         def resolve_any(parts: NameParts) -> str | None:
             found = resolve(parts) or resolve_plain(parts)
@@ -512,7 +520,7 @@ class PlanRouter:
             return None if key is None else f"{VIEW_KEY}{key}"
 
         check_reads(message, resolve_any)
-        # The session's views first: they may name plain views.
+        # The session's views first, because they may name plain views.
         for found, relation_of in (
             (resolve, session.views.__getitem__),
             (resolve_plain, lambda name: plain_relation(names, name)),
@@ -522,7 +530,8 @@ class PlanRouter:
             bound = bind_names(message, found, lambda key: relation_of(key[len(VIEW_KEY) :]))  # noqa: B023
             if bound.views:
                 raise unsupported(
-                    "An expression that is written as text names a view over objects of Penstock."
+                    "Expressions written as text cannot name views over Penstock objects: use "
+                    "DataFrame expressions."
                 )
             message = bound.message
         return message
@@ -544,8 +553,10 @@ class PlanRouter:
         original: ProtoMessage | None = None,
         text: str | None = None,
     ) -> ForwardRoute:
-        """Return a request with relations in place of names. `original`: see `ForwardRoute`;
-        `text`: the statement that the plan is."""
+        """Replace the names in a request by relations.
+
+        `original` becomes that of the `ForwardRoute`. `text`: the statement, if the plan is one.
+        """
         session = operation.session
         expanded = await self._streamed(
             session, self._expanded(session, request, names), names, session.stream_rights
@@ -555,7 +566,7 @@ class PlanRouter:
         if not found.read:
             return ForwardRoute(expanded, original if expanded is not request else None)
         self._check(session, "read", found.read, operation.rights)
-        # The client executes the relation of a query later: here it is only analysed.
+        # Spark only analyzes the query now; the client executes its relation later.
         if text is not None and needs_no_rows(text):
             opened = self._rows.empty(names, found.read)
         else:
@@ -565,8 +576,8 @@ class PlanRouter:
             )
             if opened.lent and streams:
                 raise unsupported(
-                    "A stream is joined with an object of Penstock that is larger than "
-                    "connect_inline_bytes_max."
+                    "Joining a stream with a Penstock object that is larger than "
+                    "connect_inline_bytes_max is not supported."
                 )
         bound = bind_names(
             expanded,
@@ -583,7 +594,7 @@ class PlanRouter:
         names: ObjectNames,
         rights: ReadRights | None = None,
     ) -> ProtoMessage:
-        """Return a plan in which streams of objects' changes are Spark's to read; `rights` notes
+        """Replace streams of objects' changes in a plan by streams that Spark reads. `rights` notes
         the objects."""
         bound, keys = bind_streams(message, names.resolver(session.hidden), self._settings)
         if keys:
@@ -602,7 +613,7 @@ class PlanRouter:
         return opened
 
     async def bind_analysis(self, session: GatewaySession, request: ProtoMessage) -> ForwardRoute:
-        """Return an `AnalyzePlanRequest` with relations without rows in place of names."""
+        """Replace the names in an `AnalyzePlanRequest` by empty relations."""
         names = await self._directory.names()
         await self._guard.check(session, request, names)
         expanded = await self._streamed(session, self._expanded(session, request, names), names)
@@ -618,8 +629,8 @@ class PlanRouter:
     async def plain_schema(
         self, session: GatewaySession, request: ProtoMessage
     ) -> ProtoMessage | None:
-        """Return the columns of an `AnalyzePlanRequest` that asks for those of a plain read; None
-        for every other one."""
+        """Return the columns if an `AnalyzePlanRequest` asks for those of a plain read; None for
+        any other request."""
         await _split_texts(request)
         if request.WhichOneof("analyze") != "schema":
             return None
@@ -635,17 +646,17 @@ def _refuse_changes(found: PlanNames) -> None:
     """Raise `SparkCondition` if changes of an object are read."""
     if found.followed:
         raise unsupported(
-            f"Changes of {', '.join(sorted(found.followed))} of Penstock are a stream of a query "
-            "(readStream), and neither a relation nor kept in a temporary view."
+            f"Changes of the Penstock objects {', '.join(sorted(found.followed))} can only be read "
+            "as a stream (readStream), and not in a temporary view."
         )
 
 
 def _refuse_others(found: PlanNames) -> None:
-    """Raise `SparkCondition` for uses of names that rows at one time cannot answer."""
+    """Raise `SparkCondition` if a plan uses objects other than by reading their rows."""
     named = sorted({*found.read, *found.written, *found.followed})
     _refuse_changes(found)
     if found.written:
-        raise unsupported(f"This command does not write to {', '.join(named)} of Penstock.")
+        raise unsupported(f"This command cannot write to the Penstock objects {', '.join(named)}.")
 
 
 async def _of_table(rows: pa.Table) -> AnswerStream:
@@ -659,12 +670,11 @@ async def _of_command(relation: ProtoMessage) -> AnswerStream:
 
 
 async def _split_texts(request: ProtoMessage) -> None:
-    """Split the texts of a request into words once, for all that is asked of them: in a thread if
-    they are long."""
+    """Split the texts of a request into words once, for all later uses; long ones in a thread."""
     kept = keep_names()
     for message in walk_messages(request):
         name = message.DESCRIPTOR.full_name
-        # Of expressions few have a word for which they are looked at.
+        # Skip expressions: only few contain a word for which they are inspected.
         if name not in TEXT_FIELDS or name == EXPRESSION_TEXT:
             continue
         text = str(getattr(message, TEXT_FIELDS[name]))

@@ -1,4 +1,4 @@
-"""Writes of DataFrames into tables of the service: Spark makes the rows."""
+"""Writes DataFrames into tables of the service. Spark computes the rows."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from actors.runtime.errors import InvalidUsage, ObjectExists, SqlSyntaxError, Un
 from actors.runtime.settings import Settings
 
 INSERTED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Rows of a DataFrame that are inserted into a table at once."""
+"""Maximum size of a DataFrame that is written into a table."""
 
 
 class FrameWrites:
-    """Decides for each write, and carries it out."""
+    """Chooses the route of each write of a DataFrame, and executes it."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class FrameWrites:
         bind: Callable[[OpenOperation, ProtoMessage, ObjectNames], Awaitable[ForwardRoute]],
         check: Callable[[GatewaySession, str, list[str]], None],
     ) -> None:
-        """Take the parts. `bind` returns a request with relations in place of names, `check` raises
+        """Set up the writes. `bind` replaces the names in a request by relations; `check` raises
         `AccessDenied` unless a session has a right on objects."""
         self._settings = settings
         self._directory = directory
@@ -66,16 +66,18 @@ class FrameWrites:
         self._check = check
 
     async def filled_from_views(self, operation: OpenOperation, text: str) -> LocalRoute | None:
-        """Return the route of an INSERT whose query reads temporary views of the session; None for
-        every other text. Only Spark knows these views, so it makes the rows."""
+        """Return the route of an INSERT whose query reads temporary views of the session.
+
+        Only Spark knows these views, so it computes the rows. Return None for any other text.
+        """
         hidden = operation.session.hidden
-        # Most sessions have none, and their texts are not read twice.
+        # Most sessions have no such views; do not parse their texts twice.
         if not hidden:
             return None
         try:
             statement = await run_or_offload(len(text), lambda: parse_text(text))
         except SqlSyntaxError:
-            return None  # whoever carries it out says so
+            return None  # the error is reported when the statement is executed
         if not isinstance(statement, InsertStatement) or statement.query is None:
             return None
         query, names = statement.query.query.text, await self._directory.names()
@@ -84,7 +86,7 @@ class FrameWrites:
         def resolve(parts: NameParts) -> str | None:
             return parts[0] if len(parts) == 1 and fold(parts[0]) in hidden else None
 
-        # An INSERT with a list of columns is put into order by whoever carries it out.
+        # An INSERT with a column list is left to the usual execution, which orders the columns.
         if key is None or statement.columns is not None or not find_text_reads(query, resolve):
             return None
         relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=query))
@@ -95,7 +97,7 @@ class FrameWrites:
     async def _fill(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames, key: str
     ) -> AnswerStream:
-        """Insert the rows of a query that Spark executes, as a statement is answered."""
+        """Insert the rows of a query that Spark executes, and answer as for a statement."""
         async with aclosing(
             self._insert(operation, request, names, key, by_position=True)
         ) as answers:
@@ -107,12 +109,12 @@ class FrameWrites:
     def route(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
     ) -> LocalRoute | None:
-        """Return the route of a write into a table of the service, which may be new; None for other
-        writes."""
+        """Return the route of a write into an existing or new table of the service; None for any
+        other write."""
         command = request.plan.command
         first = command.WhichOneof("command_type") == "write_operation"
         write = command.write_operation if first else command.write_operation_v2
-        # A write by path is Spark's own, and a right of those who run code.
+        # A write to a path is left to Spark, and allowed only to clients that may run code.
         if first and not write.HasField("table"):
             return None
         session = operation.session
@@ -125,11 +127,11 @@ class FrameWrites:
         key = names.key_of(parts, session.hidden)
         if key is None:
             if not creates(write):
-                raise UnknownObject(f"there is no table named {name!r}: create it first")
+                raise UnknownObject(f"table {name!r} does not exist: create it first")
             return LocalRoute(lambda: self._create(operation, plan, names, name), True)
         if wants_absence(write):
-            raise ObjectExists(f"there is a table or view named {key!r} already")
-        # What is there stays as it is, as the mode asks.
+            raise ObjectExists(f"table or view {key!r} already exists")
+        # The mode `ignore` leaves an existing table unchanged.
         if first and write.mode == commands_pb2.WriteOperation.SAVE_MODE_IGNORE:
             return LocalRoute(nothing)
         by_position = first and write.table.save_method == (
@@ -137,8 +139,8 @@ class FrameWrites:
         )
         if not _appends(write, first=first, by_position=by_position):
             raise unsupported(
-                f"A DataFrame is appended to {key} of Penstock (insertInto, or mode append), and "
-                "does not replace it."
+                f"A DataFrame cannot replace the Penstock table {key}: use insertInto or mode "
+                "append."
             )
         self._check(session, "write", [key])
         return LocalRoute(
@@ -148,15 +150,17 @@ class FrameWrites:
     async def _create(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames, name: str
     ) -> AnswerStream:
-        """Create a table with the columns and rows of a plan that Spark executes. The rows come
-        after the table, as those of CREATE TABLE AS."""
+        """Create a table with the columns and rows of a plan that Spark executes.
+
+        As for CREATE TABLE AS, the rows are inserted after the table is created.
+        """
         session = operation.session
         rows = await self._gathered(session, await self._bound(operation, request, names), name)
         if rows is None:
             raise InvalidUsage("the DataFrame has no columns")
         rows = _in_utc(rows)
         async with await self._client.of_role(session.caller.role) as client:
-            # By a client of the role's own: it is the owner of what it makes.
+            # Use a client of the caller's role, so that the role owns the table.
             await client.create_table(name, schema_of(rows.schema))
             if rows.num_rows:
                 await client.insert(name, rows)
@@ -171,19 +175,19 @@ class FrameWrites:
         *,
         by_position: bool,
     ) -> AnswerStream:
-        """Insert the rows of a plan that Spark executes, all or none."""
+        """Insert the rows of a plan that Spark executes, atomically."""
         bound = await self._bound(operation, request, names)
         rows = await self._gathered(operation.session, bound, key)
         columns = names.schemas[key].names
         if by_position and rows is not None:
             if len(columns) != rows.num_columns:
                 raise InvalidUsage(
-                    f"{key} has {len(columns)} columns, and the DataFrame {rows.num_columns}"
+                    f"{key} has {len(columns)} columns, but the DataFrame {rows.num_columns}"
                 )
-            # `insertInto` goes by position, whatever the frame calls its columns.
+            # `insertInto` matches columns by position instead of by name.
             rows = rows.rename_columns(list(columns))
         if rows is not None and rows.num_rows:
-            # By the columns as this operation has seen them.
+            # Refuse the write if the table's columns have changed in the meantime.
             write = TableWrite(_in_utc(rows), columns=names.schemas[key].digest)
             await (await self._client.get()).write({key: write})
         yield complete_answer()
@@ -191,21 +195,21 @@ class FrameWrites:
     async def _gathered(
         self, session: GatewaySession, bound: ForwardRoute, key: str
     ) -> pa.Table | None:
-        """Return the rows of a plan that Spark executes. Raises `InvalidUsage` if they are too many
-        for one write."""
+        """Return the rows of a plan that Spark executes; None if it returns no batches. Raises
+        `InvalidUsage` if the rows exceed `INSERTED_BYTES_MAX`."""
         gathered = RowGatherer()
         async with AsyncExitStack() as naming:
             if bound.names_texts or bound.views:
                 await naming.enter_async_context(self._calls.naming(session, bound.views))
             async with aclosing(self._calls.answers(session, bound.request.plan)) as answers:
                 async for answer in answers:
-                    # Spark has analysed the plan: the names are not needed any more.
+                    # Spark has analyzed the plan, so the names are no longer needed.
                     await naming.aclose()
                     gathered.add(answer)
                     if gathered.bytes > INSERTED_BYTES_MAX:
                         raise InvalidUsage(
-                            f"a DataFrame of more than {INSERTED_BYTES_MAX} bytes "
-                            f"is not inserted into {key} at once"
+                            f"DataFrame too large to insert into {key} (limit "
+                            f"{INSERTED_BYTES_MAX} bytes): insert it in parts"
                         )
         return gathered.table()
 
@@ -219,12 +223,12 @@ def _appends(write: ProtoMessage, *, first: bool, by_position: bool) -> bool:
 
 
 def _in_utc(rows: pa.Table) -> pa.Table:
-    """Return rows whose instants are in UTC; Spark sends them in the session's time zone."""
+    """Convert timestamps to UTC; Spark sends them in the session's time zone."""
     fields = [
         field.with_type(pa.timestamp("us", "UTC"))
         if pa.types.is_timestamp(field.type) and field.type.tz is not None
         else field
         for field in rows.schema
     ]
-    # The cast moves no instant: only the zone in which they are shown.
+    # The cast changes only the zone, not the instants.
     return rows.cast(pa.schema(fields))

@@ -1,14 +1,14 @@
-"""The gateway's listener: accepts connections, and passes their bytes to the gRPC server.
+"""The gateway's listener, which accepts connections and relays their bytes to the gRPC server.
 
-gRPC accepts whatever comes, as much of it as comes, and tells nobody of a connection before it has
-a whole call. So it listens on a Unix socket in a folder that only this process's user may enter,
-and this front stands before it, on the address that clients know. The front looks at no byte: TLS
-and HTTP/2 are between the client and gRPC. Until a call on a connection has shown what the service
-asks for (`prove`), only ``unproven_bytes_max`` bytes pass: enough for a TLS handshake and the
-headers of a call, and for no body.
+gRPC accepts any connection and any amount of data, and does not report a connection before it has
+received a complete call. So the gRPC server listens on a Unix socket in a folder that only this
+process's user can access, and this front listens on the address that clients know. The front does
+not inspect bytes: the client and gRPC speak TLS and HTTP/2 with each other. Until a call on a
+connection is authenticated (`prove`), only ``unproven_bytes_max`` bytes pass. That suffices for a
+TLS handshake and the headers of a call, but not for a body.
 
-A connection to the gRPC server comes from a socket that is named by the connection's number, so
-that the peer that gRPC reports for a call tells which connection it came on.
+Each connection to the gRPC server comes from a socket that is named by the connection's number. The
+peer that gRPC reports for a call thus identifies the connection.
 """
 
 from __future__ import annotations
@@ -32,40 +32,43 @@ from actors.runtime.transport.connection_gate import AcceptedConnection, Connect
 log = logging.getLogger("penstock.connect")
 
 READ_BYTES, UNPROVEN_READ_BYTES = 64 * 1024, 4 * 1024
-"""Bytes read at a time on either side, when a client has proved itself and before."""
+"""Bytes read at a time on either side, after and before the client is authenticated."""
 
 
 class RelayEnd(asyncio.BufferedProtocol):
-    """One side of a connection that is passed on. What it receives is written to `other`; while
-    that one is slow, it is not read."""
+    """One side of a relayed connection. What it receives is written to `other`; while `other` is
+    slow, this side is not read."""
 
     def __init__(self, bytes_max: int | None = None) -> None:
-        """With `bytes_max` no more is received until `widen` is called. Until then the buffer is
-        small, too."""
+        """Receive at most `bytes_max` bytes (None: no limit), with a small buffer, until `widen` is
+        called."""
         self.other: RelayEnd | None = None
         self.ended: asyncio.Event | None = None
-        """Set when this socket is closed, or that of `other`."""
+        """Set when the socket of this side or of `other` is closed."""
         self.settled = asyncio.Event()
-        """Set when more may be received than `bytes_max`, or the socket is closed."""
+        """Set when `bytes_max` no longer applies, or the socket is closed."""
         self.over = asyncio.Event()
         """Set when the socket is closed."""
         self._left = bytes_max
+        """Bytes that may still be received; None: no limit."""
         self._buffer = bytearray(UNPROVEN_READ_BYTES)
         self._transport: Any = None
+        """None until the socket is attached."""
         self._early = bytearray()
-        """Bytes that the other side received before this one had its socket."""
+        """Bytes to send that arrived before this side's socket was attached."""
         self._slow = False
+        """True while the peer of `other` is slow, so that this side is not read."""
 
     def write(self, data: bytes) -> None:
         """Send bytes to this side's peer."""
-        # The server greets before the client's socket is attached.
+        # The server may send bytes before the client's socket is attached.
         if self._transport is None:
             self._early += data
         else:
             self._transport.write(data)
 
     def widen(self) -> None:
-        """Receive as much as comes from now on."""
+        """Receive without a limit from now on."""
         if not self.settled.is_set():
             self._left = None
             self._buffer = bytearray(READ_BYTES)
@@ -73,7 +76,7 @@ class RelayEnd(asyncio.BufferedProtocol):
             self._read()
 
     def close(self, *, at_once: bool = False) -> None:
-        """Close the socket, when all has been sent unless `at_once`."""
+        """Close the socket: immediately if `at_once`, else after sending all bytes."""
         if self._transport is not None:
             if at_once:
                 self._transport.abort()
@@ -83,41 +86,41 @@ class RelayEnd(asyncio.BufferedProtocol):
     # -- called by the transport --
 
     def connection_made(self, transport: Any) -> None:
-        """Send what came early."""
+        """Send the bytes that arrived early."""
         self._transport = transport
         if self._early:
             transport.write(bytes(self._early))
             self._early.clear()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the memory for the next bytes: no larger than what may still come."""
+        """Return the memory for the next bytes, no larger than what may still be received."""
         return memoryview(self._buffer)[: self._left]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Pass bytes on."""
+        """Relay received bytes."""
         assert self.other is not None
-        # A copy: the transport may keep it while the buffer is used again.
+        # Copy them: the transport may still hold them when the buffer is reused.
         self.other.write(bytes(memoryview(self._buffer)[:nbytes]))
         if self._left is not None:
             self._left -= nbytes
             self._read()
 
     def pause_writing(self) -> None:
-        """Hold back the other side: this one's peer is slow."""
+        """Stop reading the other side, because this side's peer is slow."""
         assert self.other is not None
         self.other.hold(slow=True)
 
     def resume_writing(self) -> None:
-        """Let the other side go on."""
+        """Resume reading the other side."""
         assert self.other is not None
         self.other.hold(slow=False)
 
     def eof_received(self) -> bool:
-        """End the connection: HTTP/2 closes no direction alone."""
+        """End the connection, since HTTP/2 has no half-closed connections."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close the other side, too."""
+        """Close the other side as well."""
         self.over.set()
         self.settled.set()
         if self.ended is not None:
@@ -126,15 +129,15 @@ class RelayEnd(asyncio.BufferedProtocol):
             self.other.close()
 
     def hold(self, *, slow: bool) -> None:
-        """Receive nothing while the other side's peer is slow."""
+        """Stop receiving while the other side's peer is slow, or resume."""
         self._slow = slow
         self._read()
 
     def _read(self) -> None:
-        """Read the socket, or not, as things stand."""
+        """Pause or resume reading, depending on the state."""
         if self._transport is None or self._transport.is_closing():
             return
-        # A client that has sent all it may is not read, so that its own kernel holds the rest.
+        # Do not read a client that has sent all it may: the rest stays in its kernel.
         if self._slow or self._left == 0:
             self._transport.pause_reading()
         else:
@@ -142,38 +145,38 @@ class RelayEnd(asyncio.BufferedProtocol):
 
 
 class RelayedConnection:
-    """A client's connection, and the one to the gRPC server that belongs to it."""
+    """A client's connection together with its connection to the gRPC server."""
 
     def __init__(self, accepted: AcceptedConnection, name: str, bytes_max: int) -> None:
         self.accepted = accepted
         self.name = name
-        """The client's address, as gRPC would tell it."""
+        """The client's address, in gRPC's format."""
         self.client = RelayEnd(bytes_max)
         self.server = RelayEnd()
         self.ended = asyncio.Event()
-        """Set when one of both sockets is closed."""
+        """Set when either socket is closed."""
         for end, other in ((self.client, self.server), (self.server, self.client)):
             end.other, end.ended = other, self.ended
 
     def prove(self) -> None:
-        """Let all bytes pass. Raises `ResourceBusy`."""
+        """Remove the limit on bytes, because the client is authenticated. Raises `ResourceBusy`."""
         self.accepted.prove()
         self.client.widen()
         self.server.widen()
 
     def abort(self) -> None:
-        """Close both sockets at once."""
+        """Close both sockets immediately."""
         self.client.close(at_once=True)
         self.server.close(at_once=True)
 
 
 class ConnectFront:
-    """Listens for clients, and passes their connections to a server on `inner_address`."""
+    """Listens for clients, and relays their connections to a server on `inner_address`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # Its mode is 0700, so that nobody else reaches the sockets in it. Not below the state
-        # directory, whose path may be longer than that of a Unix socket can be.
+        # The folder has mode 0700, so that no other user can reach its sockets. It is not below the
+        # state directory, whose path may be too long for a Unix socket.
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-connect-"))
         self._bound: sockets.BoundSockets | None = None
         self._opened = anyio.Event()
@@ -186,7 +189,7 @@ class ConnectFront:
 
     @property
     def inner_address(self) -> str:
-        """Return where the gRPC server must listen, as gRPC writes it."""
+        """Return the address on which the gRPC server must listen, in gRPC's format."""
         return f"unix:{self._inner_path}"
 
     @property
@@ -194,16 +197,17 @@ class ConnectFront:
         return str(self._folder / "server")
 
     async def bind(self, place: NetworkAddress) -> NetworkAddress:
-        """Bind the clients' address, and return it with its port. Raises `AddressInUse`."""
+        """Bind the address for clients, and return it with the actual port. Raises
+        `AddressInUse`."""
         self._bound = await sockets.bind(place)
         return self._bound.address
 
     def open(self) -> None:
-        """Let `serve` begin: the gRPC server has been started."""
+        """Allow `serve` to start, once the gRPC server is running."""
         self._opened.set()
 
     def stop_listening(self) -> None:
-        """Free the clients' address. Connections go on."""
+        """Stop listening for clients. Existing connections stay open."""
         if self._bound is not None:
             self._bound.close()
 
@@ -213,7 +217,7 @@ class ConnectFront:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def serve(self) -> None:
-        """Serve connections from `open` on, until cancelled."""
+        """Accept and relay connections once `open` is called, until canceled."""
         assert self._bound is not None
         await self._opened.wait()
         async with anyio.create_task_group() as group:
@@ -221,40 +225,42 @@ class ConnectFront:
                 group.start_soon(self._gate.accept, sock, group, self._converse)
 
     def prove(self, peer: str) -> str:
-        """Note that a call has shown what the service asks for, on the connection of this peer of
-        the gRPC server. Return the client's own address. Raises `ResourceBusy`."""
+        """Record that a call on a connection was authenticated. Return the client's address.
+
+        `peer` is the connection's peer as gRPC reports it. Raises `ResourceBusy`.
+        """
         found = self._connections.get(peer.rpartition("/")[2])
         if found is None:
-            # Its client has left meanwhile.
+            # The client has disconnected in the meantime.
             return ""
         found.prove()
         return found.name
 
     async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
-        """Pass on one connection until either side closes it."""
+        """Relay one connection until either side closes it."""
         settings, number = self._settings, str(accepted.number)
         connection = RelayedConnection(accepted, _peer_name(sock), settings.unproven_bytes_max)
         accepted.abort = connection.abort
-        # By then no call can have come on it.
+        # Register the connection before any call can arrive on it.
         self._connections[number] = connection
         try:
-            # First the server's side: what a client sends has somewhere to go then.
+            # Connect the server's side first, so that the client's bytes have a destination.
             await self._reach_server(connection.server, number)
             await sockets.attach_accepted(lambda: connection.client, sock, None)
             with anyio.move_on_after(settings.connect_timeout_ms / 1000) as limit:
                 await connection.client.settled.wait()
             if limit.cancelled_caught:
-                log.info("%s made no call in time (connect_timeout_ms)", connection.name)
+                log.info("%s made no call within connect_timeout_ms", connection.name)
                 return
             await connection.ended.wait()
-            # The rest of what the server has sent, if it was the server that closed.
+            # If the server closed the connection, let the client receive the remaining bytes.
             with anyio.move_on_after(settings.write_timeout_ms / 1000):
                 await connection.client.over.wait()
         except OSError as error:
             log.info("connection of %s ended: %s", connection.name, error)
         finally:
             del self._connections[number]
-            # It may not have got a transport yet.
+            # The socket may not have a transport yet.
             sock.close()
             connection.abort()
 
@@ -271,7 +277,7 @@ class ConnectFront:
             inner.close()
             raise
         finally:
-            # The name stays with the socket; its file is not needed.
+            # The socket keeps its name; the file is no longer needed.
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -280,5 +286,5 @@ def _peer_name(sock: socket.socket) -> str:
     try:
         host, port = sock.getpeername()[:2]
     except OSError:
-        return "a peer that has left"
+        return "a disconnected peer"
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

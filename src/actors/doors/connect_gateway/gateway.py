@@ -1,9 +1,9 @@
-"""The gateway's calls: each method of the Spark Connect service.
+"""The gateway's implementation of the methods of the Spark Connect service.
 
-`ExecutePlan` and `AnalyzePlan` are looked at; of the others only what concerns sessions and the
-gateway's own operations. Everything that is Spark's passes as bytes, message by message, each when
-the one before was taken: a client that does not read holds back Spark and nothing else. Deadlines
-and cancellation are passed on.
+`ExecutePlan` and `AnalyzePlan` are inspected; of other methods, only what concerns sessions and the
+gateway's own operations. Everything for Spark is forwarded as bytes, one message at a time, each
+after the previous one was consumed. So a client that does not read delays only Spark's work for it.
+Deadlines and cancellation are forwarded.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _STILL_THERE: Final = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 )
-"""Codes after which an operation may go on, and its client come back."""
+"""Status codes after which an operation may continue, and its client may reattach."""
 
 _CONTROL: Final = frozenset(
     {
@@ -101,13 +101,13 @@ _CONTROL: Final = frozenset(
         "ReleaseSession",
     }
 )
-"""Methods that look at work, or end it."""
+"""Methods that inspect or end work."""
 
 Handler = Callable[[Any, Any], Awaitable[bytes | None]]
 
 
 class GatewayCalls:
-    """Handlers of all methods."""
+    """The handlers of all methods."""
 
     def __init__(
         self,
@@ -124,10 +124,10 @@ class GatewayCalls:
         prove: Callable[[str], str],
         opened: OpenSessions,
     ) -> None:
-        """Take the parts. `run` runs a coroutine function beside all calls, `find_token` returns
-        the role whose token has a digest, `ledger` has the sessions that changed something, `prove`
-        notes that gRPC's peer has shown what is asked
-        for, and returns its address, `opened` are the sessions of all doors."""
+        """Set up the handlers. `run` runs an async function as a separate task, `find_token`
+        returns the role of a token by its digest, `ledger` has the sessions that changed something,
+        `prove` records that a peer of gRPC is authenticated and returns its address, and `opened`
+        are the sessions of all protocols."""
         self._settings = settings
         self._clock = clock
         self._upstream = upstream
@@ -140,7 +140,7 @@ class GatewayCalls:
         self._ledger = ledger
         self._prove = prove
         message_max, wait_ms = settings.connect_message_bytes_max, settings.connect_timeout_ms
-        # Apart, so that work that is carried out cannot keep out what would end it.
+        # A separate budget, so that running work cannot block the calls that would end it.
         control_max = max(message_max, settings.connect_bodies_bytes_max // 4)
         work_max = settings.connect_bodies_bytes_max - control_max
         self._control = MessageReader(control_max, message_max, wait_ms)
@@ -153,7 +153,7 @@ class GatewayCalls:
         self._opening = anyio.Lock()
 
     def handlers(self) -> Any:
-        """Return the handlers for gRPC: of every method that this release of the protocol has."""
+        """Return gRPC handlers for all methods of this release of the protocol."""
         own: dict[str, Handler] = {
             "ExecutePlan": self._execute_plan,
             "ReattachExecute": self._reattach,
@@ -170,27 +170,26 @@ class GatewayCalls:
             name = method.name
             handler = own.get(name) or self._forwarder(method)
             reader = self._control if name in _CONTROL else self._work
-            # On the wire this is the method's own kind. But gRPC reads the message of a unary call
-            # before it calls a handler, and so before any token was looked at.
+            # On the wire this equals the method's own kind. For a unary handler, however, gRPC
+            # would read the message before the handler can check any token.
             made[name] = grpc.stream_stream_rpc_method_handler(
                 self._guarded(handler, reader, several=method.client_streaming)
             )
         return grpc.method_handlers_generic_handler(SERVICE_NAME, made)
 
     def _guarded(self, handler: Handler, reader: MessageReader, *, several: bool) -> Handler:
-        """Return a handler that reads its message only for a caller that has shown what is asked
-        for, and whose errors are told as Spark tells them. `several`: the handler takes an iterator
-        over all messages of the call."""
+        """Wrap a handler: read its message only after authenticating the caller, and report errors
+        in Spark's form. `several`: the handler takes an iterator over all messages of the call."""
 
         async def carry_out(context: Any) -> None:
             if several:
                 async with aclosing(read_messages(reader, context)) as messages:
                     answer = await handler(messages, context)
             else:
-                # Held up to the answer: an operation may need its message to its end.
+                # Keep the budget until the answer: an operation may need its message until then.
                 async with reader.reading(context.read) as message:
                     if message is grpc.aio.EOF:
-                        raise InvalidUsage("a call came without a message")
+                        raise InvalidUsage("the call has no message")
                     answer = await handler(message, context)
             if answer is not None:
                 await context.write(answer)
@@ -203,7 +202,7 @@ class GatewayCalls:
             except grpc.aio.AioRpcError as error:
                 failed = error
                 if self._is_lost(error):
-                    # Told as it is: tried again, the client would be told of unknown handles.
+                    # Report this directly: on a retry the client would get unknown handles.
                     await context.abort_with_status(rpc_status.to_status(status_of(engine_ended())))
             except PenstockError as error:
                 self._statistics.errors[type(error).__name__] += 1
@@ -212,8 +211,8 @@ class GatewayCalls:
             except (grpc.aio.AbortError, grpc.aio.UsageError):
                 raise
             except Exception as error:
-                # A fault fails this call alone.
-                log.exception("a call failed by a fault of this program")
+                # An internal error fails only this call.
+                log.exception("a call failed with an internal error")
                 told = PenstockError(f"{type(error).__name__}: {error}")
                 await context.abort_with_status(rpc_status.to_status(status_of(told)))
                 raise
@@ -224,14 +223,14 @@ class GatewayCalls:
 
     def _is_lost(self, error: grpc.aio.AioRpcError) -> bool:
         """Return whether a call failed because the service's own Spark has ended."""
-        # Another machine's may be there still, and the network be at fault.
+        # A remote Spark may still be running, with only the network failing.
         own = not is_remote(self._settings.spark_master)
         return own and error.code() is grpc.StatusCode.UNAVAILABLE
 
     async def _caller(self, context: Any) -> CallerIdentity:
-        """Return who makes a call, by its token. Raises `AuthenticationFailed` if a token is wanted
-        and none of ours is shown."""
-        # On each call: a connection may carry calls of several clients.
+        """Authenticate a call by its token. Raises `AuthenticationFailed` if a token is required
+        and the call has no valid one."""
+        # Checked for each call, because a connection may carry calls of several clients.
         shown = dict(context.invocation_metadata() or ()).get("authorization", "")
         text = shown if isinstance(shown, str) else ""
         token = text[len(_BEARER) :] if text.lower().startswith(_BEARER) else ""
@@ -240,32 +239,32 @@ class GatewayCalls:
         if login.wanted:
             if login.role is None:
                 raise AuthenticationFailed(
-                    "this service wants a role's token: CREATE TOKEN FOR ROLE name makes one; add "
-                    ";token=… to the address"
+                    "a role's token is required: create one with CREATE TOKEN FOR ROLE name, and "
+                    "add ;token=… to the address"
                 )
             peer = self._prove(context.peer())
             return CallerIdentity(login.role, peer, login.runs_code, digest)
         tokens = self._security
         if tokens is not None and tokens.has_tokens and not tokens.knows(token.encode()):
             raise AuthenticationFailed(
-                "this service wants a token: add ;token=… to the address (token_file)"
+                "a token of the service's token_file is required: add ;token=… to the address"
             )
         return CallerIdentity(UNPROVEN, self._prove(context.peer()), login.runs_code)
 
     # -- sessions ------------------------------------------------------------------------------
 
     async def _session(self, request: ProtoMessage) -> GatewaySession:
-        """Return the session that a request names, which is opened at its first."""
+        """Return the session that a request names. Its first request opens it."""
         key = key_of_request(request)
         if len(key.user_id) > USER_CHARACTERS_MAX or len(key.session_id) > USER_CHARACTERS_MAX:
-            raise InvalidUsage("the names of a session are too long")
+            raise InvalidUsage(f"user_id or session_id exceeds {USER_CHARACTERS_MAX} characters")
         found, who = self._found(key), caller()
         if found is not None and found.server != self._upstream.server:
-            # Spark would open it again by itself, in another pool than that of clients.
+            # Spark would reopen it, but not in the scheduler pool of clients.
             await self._forget(found)
             found = None
         if found is None:
-            # One after the other: two first calls of a session must not open it twice.
+            # One at a time, so that two concurrent first calls do not open a session twice.
             async with self._opening:
                 found = self._found(key)
                 if found is None:
@@ -283,8 +282,8 @@ class GatewayCalls:
         return found
 
     async def _check_new(self, request: ProtoMessage, opened: str) -> None:
-        """Raise `SparkCondition` if a session that Spark has just opened under this id is not new
-        to its client, which may send an operation again that was carried out."""
+        """Raise `SparkCondition` if Spark has just opened a session, with the id `opened`, that is
+        not new to its client, which may be repeating an operation that was executed."""
         key = key_of_request(request)
         if observed_session(request) in ("", opened) and not await self._ledger.is_noted(key):
             return
@@ -292,42 +291,41 @@ class GatewayCalls:
         raise session_changed(key.session_id)
 
     def _found(self, key: SessionKey) -> GatewaySession | None:
-        """Return a session that is open; None if there is none. Raises `AuthenticationFailed` for
-        one of another role, and `AccessDenied` for one whose role has lost what it ran under."""
+        """Return an open session; None if there is none. Raises `AuthenticationFailed` if it is
+        another role's, and `AccessDenied` if its role lost a right that it has used."""
         found = self._sessions.get(key)
-        # A client chooses the names of its sessions, so that a name alone proves nothing.
+        # Clients choose the names of sessions, so a name alone proves nothing.
         if found is not None and found.caller.role != caller().role:
             raise AuthenticationFailed(
-                "the session is not of the role that the token proves: open another one"
+                "the session belongs to another role than the token: open a new one"
             )
-        # It is being given back at Spark.
+        # The session is being released at Spark.
         if found is not None and found.opened is not None and found.opened.ended is not None:
             raise found.opened.ended
-        # Functions and views of that time may be left in it.
+        # Its client's functions and views may still exist in the session.
         if found is not None and found.ran_code and not caller().runs_code:
             raise AccessDenied(
-                f"role {found.caller.role} may not run code any more, as it did in this session: "
-                "open another one"
+                f"role {found.caller.role} has run code in this session, but has lost the right to "
+                "do so: open a new session"
             )
         return found
 
     def _operation(self, session: GatewaySession, operation_id: str) -> OpenOperation | None:
-        """Return an operation that has not ended; None if it is not known. Raises its error if it
-        was stopped."""
+        """Return an operation; None if it is unknown or has ended. Raises its error if stopped."""
         session.used_ms = self._clock.monotonic_ms()
         session.check_operation(operation_id)
         return session.operations.get(operation_id)
 
     async def _forget(self, session: GatewaySession) -> None:
-        """Forget a session that Spark has not any more, or is to release."""
+        """Remove a session, and end its operations here."""
         if self._sessions.get(session.key) is session:
             self._sessions.remove(session.key)
         for operation in list(session.operations.values()):
             await self._sessions.end(operation)
 
     async def _known(self, session: GatewaySession, work: Awaitable[T]) -> T:
-        """Return the answer of a call in a session; if Spark has not the session any more, it is
-        forgotten here, too. Raises the call's error."""
+        """Await a call in a session and return its answer. If Spark no longer has the session,
+        remove it here as well. Raises the call's error."""
         try:
             return await work
         except grpc.aio.AioRpcError as error:
@@ -336,8 +334,8 @@ class GatewayCalls:
             raise
 
     async def sweep(self) -> None:
-        """Give up operations without a client, and release sessions that are idle or may not go
-        on."""
+        """End operations whose client has left, and release sessions that are idle or whose role
+        lost its rights."""
         now, settings = self._clock.monotonic_ms(), self._settings
         await self._directory.names()
         for session in self._sessions:
@@ -351,81 +349,82 @@ class GatewayCalls:
                 if left and now - operation.left_ms > settings.connect_detached_ms:
                     await self._give_up(operation)
             idle = now - session.used_ms > settings.connect_session_idle_ms
-            # A stream goes on without its client, as before Spark's own server.
+            # As with Spark's own server, a stream continues without its client.
             if idle and not session.operations and not await self._streams_of(session):
                 await self._release(session)
 
     def _has_lost_rights(self, session: GatewaySession) -> bool:
-        """Return whether a session's role has lost what the session was opened or ran under."""
+        """Return whether a session's role lost the right to connect, or to run code that it ran."""
         may, role = self._directory.may, session.caller.role
         return not may(role, CONNECT) or (session.ran_code and not may(role, EXECUTE_CODE))
 
     async def _expire(self, operation: OpenOperation) -> None:
-        """End what a role that may not run code has Spark execute, as a query of another door."""
-        # The gateway's own end by deadlines of their own, and only their answers are kept.
+        """End an operation of a role without the right to run code after `query_deadline_ms`, which
+        also applies to queries of the other protocols."""
+        # The gateway's own operations have their own deadlines; only their answers are left.
         if operation.own is None or not operation.own.ended:
             limit = self._settings.query_deadline_ms
             operation.stop(
-                DeadlineExceeded(f"the operation took more than {limit} ms (query_deadline_ms)")
+                DeadlineExceeded(f"the operation exceeded {limit} ms (query_deadline_ms)")
             )
             await self._give_up(operation)
 
     async def _release(self, session: GatewaySession) -> None:
-        """End a session that its client has not ended, at Spark too."""
+        """End a session that its client has not ended, here and at Spark."""
         for operation in list(session.operations.values()):
             await self._give_up(operation)
         try:
             await self._calls.release(session.key)
         except grpc.aio.AioRpcError as error:
             if not is_forgotten(error):
-                log.info("a session was not released: %s", error)
+                log.info("failed to release a session: %s", error)
                 return
         except PenstockError as error:
-            log.info("a session was not released: %s", error)
+            log.info("failed to release a session: %s", error)
             return
-        # Only now: opened anew under its name, it would have what is left in it at Spark.
+        # Only now: until it is released, a new session of this name would inherit its state.
         await self._forget(session)
 
     async def _streams_of(self, session: GatewaySession) -> int:
-        """Return how many streams of a session run; none if Spark has not the session any more."""
+        """Return the number of running streams of a session; 0 if Spark cannot tell."""
         try:
             return await self._calls.count_streams(session)
         except (grpc.aio.AioRpcError, PenstockError) as error:
-            log.info("a session's streams are unknown: %s", error)
+            log.info("cannot count the streams of a session: %s", error)
             return 0
 
     async def _check_streams(self, session: GatewaySession) -> None:
-        """Raise `ResourceBusy` if as many streams run as may. Starts that meet here may exceed this
-        by one for each operation that is open."""
-        # Asked and not counted: streams end by themselves, and Spark tells nobody of it.
+        """Raise `ResourceBusy` if `connect_streams_max` streams are running. Concurrent starts may
+        exceed the limit by one for each open operation."""
+        # Ask Spark instead of counting: streams may end without any notice.
         limit, running = self._settings.connect_streams_max, 0
         for each in self._sessions:
             running += await self._streams_of(each)
         if running >= limit:
             raise ResourceBusy(
-                f"{limit} streams of Spark Connect clients run (connect_streams_max): stop one, or "
-                "try again later"
+                f"too many streams are running (connect_streams_max = {limit}): stop one, or try "
+                "again later"
             )
         session.starts_streams = True
 
     async def _give_up(self, operation: OpenOperation) -> None:
-        """End an operation whose client has left for good, at Spark too."""
-        # First at Spark: what it reads is given back next.
+        """End an operation without its client, here and at Spark."""
+        # First at Spark, because the rows that it reads are released next.
         if operation.own is None:
             await self._calls.interrupt(operation.session, operation.operation_id)
         await self._sessions.end(operation)
 
     def stop(self) -> None:
-        """Prepare for the end: see `SessionTable.stop`."""
+        """Prepare to stop: from now on operations end in their callers' tasks."""
         self._sessions.stop()
 
     async def end_all(self) -> None:
-        """Forget all sessions, and end their operations."""
+        """Remove all sessions, and end their operations."""
         for session in self._sessions:
             await self._forget(session)
 
     def describe(self) -> str:
-        """Return the number of sessions and operations, as text for people."""
+        """Describe the numbers of sessions and operations for people."""
         sessions = list(self._sessions)
         operations = [each for session in sessions for each in session.operations.values()]
         left = sum(bool(each.left_ms) and not each.attached for each in operations)
@@ -454,7 +453,7 @@ class GatewayCalls:
         try:
             if request.plan.command.HasField("write_stream_operation_start"):
                 await self._check_streams(session)
-            # What is read for the plan is part of the operation: bounded, and ended with it.
+            # Reading objects for the plan is part of the operation, with its deadline and end.
             route = await self._router.route(operation, request)
             if isinstance(route, LocalRoute):
                 await self._begin_own(operation, route, request, reattachable=reattachable)
@@ -475,8 +474,8 @@ class GatewayCalls:
                 await self._forget(session)
             raise
         except anyio.get_cancelled_exc_class():
-            # The client has left: it may come back for an operation that it may reattach to, and
-            # begins one anew that had not begun.
+            # The client has left. It may reattach to an operation that has started; an operation
+            # that has not, it will start again.
             over = not reattachable or not operation.left_ms
             if over:
                 with anyio.CancelScope(shield=True):
@@ -510,8 +509,8 @@ class GatewayCalls:
     async def _stream_own(
         self, operation: OpenOperation, context: Any, after: str, reattachable: bool
     ) -> bool:
-        """Stream an operation of the gateway. Return whether it is over: a client that may reattach
-        releases it itself."""
+        """Stream the responses of a local operation. Return whether to end it: a client that may
+        reattach releases it itself."""
         assert operation.own is not None
         with AttachedCall(operation, self._clock):
             async for data in operation.own.stream(after):
@@ -521,7 +520,7 @@ class GatewayCalls:
     async def _stream_spark(
         self, operation: OpenOperation, route: ForwardRoute, context: Any, reattachable: bool
     ) -> bool:
-        """Stream an operation of Spark. Return whether it is over."""
+        """Stream the responses of an operation of Spark. Return whether to end it."""
         session = operation.session
         async with AsyncExitStack() as naming:
             if route.names_texts or route.views:
@@ -536,7 +535,7 @@ class GatewayCalls:
             with AttachedCall(operation, self._clock):
                 async with aclosing(stream) as answers:
                     async for data in answers:
-                        # Spark has analysed the plan: the names are not needed any more.
+                        # Spark has analyzed the plan, so the names are no longer needed.
                         await naming.aclose()
                         told, complete = with_original(data, route.original)
                         if complete and route.done is not None:
@@ -548,7 +547,7 @@ class GatewayCalls:
         request = self._decode(base_pb2.ReattachExecuteRequest, data)
         key = key_of_request(request)
         session = self._found(key)
-        # None is opened for it: one that was released must stay so.
+        # Do not open a session for this call: a released session must stay released.
         if session is None:
             known = observed_session(request) or await self._ledger.is_noted(key)
             raise (session_changed if known else session_missing)(key.session_id)
@@ -598,8 +597,8 @@ class GatewayCalls:
         if session is None or (whole and own is None):
             answer = await self._pass_on("ReleaseExecute", data, context)
         else:
-            # PySpark releases each response by itself. Of an operation of Spark's this is not
-            # passed on: Spark keeps few of those that were sent, and lets them go at the end.
+            # PySpark releases each response separately. For an operation of Spark this is not
+            # forwarded: Spark retains few sent responses, and drops them at the end.
             if not whole and own is not None:
                 own.release_until(request.release_until.response_id)
             told = base_pb2.ReleaseExecuteResponse(
@@ -649,7 +648,7 @@ class GatewayCalls:
         changed = [*(pair.key for pair in request.operation.set.pairs)]
         changed += request.operation.unset.keys
         await self._known(session, self._calls.note_settings(session, changed))
-        # As it was read here: not the bytes, which Spark might read in another way.
+        # Send what was decoded here, since Spark might decode the client's bytes differently.
         sent = request.SerializeToString()
         told = await self._known(session, self._pass_on("Config", sent, context))
         if who.runs_code or not request.operation.HasField("get_all"):
@@ -670,7 +669,7 @@ class GatewayCalls:
             and operation.own.cancel()
         ]
         kinds = base_pb2.InterruptRequest
-        # Spark would not know the operation, and fail.
+        # Do not forward this: Spark does not know the operation and would fail.
         if canceled and request.interrupt_type == kinds.INTERRUPT_TYPE_OPERATION_ID:
             answer = base_pb2.InterruptResponse(
                 session_id=session.key.session_id,
@@ -695,7 +694,7 @@ class GatewayCalls:
             if status.operation_id in own:
                 status.state = states.OPERATION_STATE_RUNNING
                 own.discard(status.operation_id)
-        # Without names all are asked for.
+        # A request without ids asks for all operations.
         asked = set(request.operation_status.operation_ids)
         for operation_id in sorted(own & asked if asked else own):
             answer.operation_statuses.add(
@@ -708,7 +707,7 @@ class GatewayCalls:
         session = self._sessions.get(key_of_request(request))
         if session is not None and session.caller.role != caller().role:
             session = self._found(session.key)
-        # First what is held for it: Spark may take long to end what still runs.
+        # Release resources here first: Spark may take long to end what is running.
         if session is not None:
             await self._forget(session)
         return await self._pass_on("ReleaseSession", data, context)
@@ -724,7 +723,7 @@ class GatewayCalls:
             key, answer.new_server_side_session_id, session.caller, self._upstream.server
         )
         made.ran_code = session.ran_code
-        # Spark has copied its own views and settings, and so are those that are kept here.
+        # Spark has copied its views and settings, so copy those that are stored here as well.
         made.views, made.own_views = dict(session.views), set(session.own_views)
         made.first_settings = dict(session.first_settings)
         made.changed_meaning, made.reads_files = session.changed_meaning, session.reads_files
@@ -732,7 +731,7 @@ class GatewayCalls:
         return told
 
     def _forwarder(self, method: Any) -> Handler:
-        """Return the handler of a method that is Spark's alone."""
+        """Return a handler that forwards a method to Spark."""
         kind = message_factory.GetMessageClass(method.input_type)
 
         async def forward(data: bytes, context: Any) -> bytes:
@@ -747,7 +746,7 @@ class GatewayCalls:
             source = aiter(requests)
             first = await anext(source, None)
             if first is None:
-                raise InvalidUsage(f"{method.name} came without a message")
+                raise InvalidUsage(f"{method.name} has no message")
             session = await self._session(self._decode(kind, first))
 
             async def all_of_them() -> AsyncIterator[bytes]:
@@ -782,7 +781,7 @@ class GatewayCalls:
         return forward_stream if method.server_streaming else forward
 
     async def _pass_on(self, method: str, data: bytes, context: Any) -> bytes:
-        """Make the same call to Spark. Raises its error."""
+        """Forward a call to Spark and return the answer. Raises Spark's error."""
         return await self._upstream.call(
             method,
             data,
@@ -791,10 +790,10 @@ class GatewayCalls:
         )
 
     def _decode(self, kind: Any, data: bytes) -> ProtoMessage:
-        """Return a request. Raises `AccessDenied` if it has more than its caller may ask for."""
+        """Decode a request. Raises `AccessDenied` if its caller may not make such a request."""
         request = decode_request(kind, data, self._settings.connect_message_bytes_max)
         who = caller()
-        # Of every method: of one that a later release adds, no message is permitted.
+        # Check requests of every method, so that methods of later releases are refused.
         if not who.runs_code:
             check_form(request, who.role)
         return request

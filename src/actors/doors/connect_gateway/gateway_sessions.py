@@ -1,8 +1,8 @@
 """The sessions of Connect clients, and their operations that have not ended.
 
-A session is one of Spark's, named by user and id, and the little that the gateway keeps of it. Its
-temporary views over the service's objects are kept here alone: as definitions, so that each use
-reads its objects at the time of that use.
+A session exists at Spark, under a user and an id; the gateway stores little of it. Only the
+session's temporary views over the service's objects are stored here instead of at Spark, as
+definitions, so that each use reads the objects at the time of that use.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings
 
 VIEWS_MAX: Final = 256
-"""Temporary views over the service's objects in one session."""
+"""Maximum number of temporary views over the service's objects per session."""
 OWN_VIEWS_MAX: Final = 4096
-"""Names of other temporary views that are remembered for one session."""
+"""Maximum number of names of other temporary views that are remembered per session."""
 
 
 REFUSED_MAX: Final = 4096
-"""Stopped operations that are remembered for one session."""
+"""Maximum number of stopped operations that are remembered per session."""
 
 
 class SessionKey(NamedTuple):
@@ -44,12 +44,12 @@ class SessionKey(NamedTuple):
 
 
 def key_of_request(request: ProtoMessage) -> SessionKey:
-    """Return the session that a request names."""
+    """Return the name of a request's session."""
     return SessionKey(request.user_context.user_id, request.session_id)
 
 
 class OpenOperation:
-    """An operation that has not ended: one of Spark's, or one of the gateway's own."""
+    """An operation that has not ended, of Spark or of the gateway itself."""
 
     def __init__(
         self, session: GatewaySession, operation_id: str, write_timeout_ms: int = 30_000
@@ -58,34 +58,36 @@ class OpenOperation:
         self.operation_id = operation_id
         self._write_s = write_timeout_ms / 1000
         self.own: LocalOperation | None = None
+        """Set when the gateway starts to answer the operation itself; None for one of Spark."""
         self.changes = False
-        """True if the gateway's own operation may change something of the service."""
+        """True if the gateway's own operation may change something in the service."""
         self.rows = AsyncExitStack()
-        """Holds, leases and views of the objects that it reads."""
+        """Holds, leases and views for the objects that the operation reads."""
         self.attached = 0
-        """Calls that stream its responses now."""
+        """Number of calls that are streaming its responses."""
         self.begun_ms = 0.0
-        """Time at which it began, on the monotonic clock."""
+        """When it started, on the monotonic clock."""
         self.left_ms = 0.0
-        """Time at which the last of them left, on the monotonic clock."""
+        """When the last call that streamed it ended, on the monotonic clock; 0 if none has."""
         self.rights = ReadRights(session.opened)
-        """Reads of the operation: checked before each of its responses is handed on."""
+        """The operation's reads, which are checked before each response is sent."""
         self.ended: PenstockError | None = None
-        """Why it was ended by somebody else than its client."""
+        """The error with which anyone but its client ended it."""
         self._scopes: set[anyio.CancelScope] = set()
-        """Scopes of the calls that work for it now."""
+        """Scopes of the calls that are working for it."""
         self._writes: set[anyio.CancelScope] = set()
-        """Scopes of the responses that are on their way."""
+        """Scopes of the responses that are being sent."""
 
     def check(self) -> None:
-        """Raise the error with which it was ended, or `AccessDenied` if the right to what it reads
-        is gone."""
+        """Raise the error with which it was ended, or `AccessDenied` if the right to an object that
+        it reads was revoked."""
         if self.ended is not None:
             raise self.ended
         self.rights.check()
 
     def denial(self) -> PenstockError | None:
-        """Return the refusal of what it reads; None while its role may read all of it."""
+        """Return the error for an object that its role may no longer read; None if there is
+        none."""
         try:
             self.rights.check()
         except AccessDenied as denied:
@@ -93,9 +95,9 @@ class OpenOperation:
         return None
 
     async def hand_on(self, context: Any, data: bytes) -> None:
-        """Send a response to the client. Raises as `check`, and sends nothing then."""
+        """Send a response to the client. Raises as `check` does, without sending."""
         self.check()
-        # gRPC sends no status, and so nothing at all, after a write that was left halfway.
+        # Shielded, because after an interrupted write gRPC would not send a status.
         with anyio.CancelScope(shield=True) as scope:
             self._writes.add(scope)
             try:
@@ -104,21 +106,21 @@ class OpenOperation:
                 self._writes.discard(scope)
 
     def stop(self, error: PenstockError) -> None:
-        """Stop all calls that work for it: each raises the error."""
-        # First of all: a call that goes on meanwhile looks at it before it hands anything on.
+        """Stop all calls that are working for it; each raises the error."""
+        # Set this first: a call that is still running checks it before sending anything.
         self.ended = error
         self.session.refuse(self.operation_id, error)
         if self.own is not None:
             self.own.cancel(error)
         for scope in self._scopes:
             scope.cancel()
-        # A client that takes nothing is told nothing.
+        # Do not wait any longer than this for a client that does not read.
         for scope in self._writes:
             scope.deadline = anyio.current_time() + self._write_s
 
     @contextmanager
     def worked_on(self) -> Iterator[None]:
-        """Work for it in the block, which `stop` leaves with its error."""
+        """Mark the block as working for the operation. `stop` ends the block with its error."""
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
             try:
@@ -130,7 +132,7 @@ class OpenOperation:
 
 
 class GatewaySession:
-    """One session."""
+    """The gateway's state of one session."""
 
     def __init__(
         self,
@@ -142,76 +144,79 @@ class GatewaySession:
         self.key = key
         self.caller = caller
         self.opened = opened
-        """The session as all doors show it."""
+        """The session's entry among those of all protocols."""
         self.server_side_session_id = server_side_session_id
         self.naming = anyio.Lock()
-        """Held while Spark analyses a text for which temporary views of the session exist."""
+        """Held while Spark analyzes a plan for which temporary views exist in the session."""
         self.views: dict[str, ProtoMessage] = {}
-        """Definitions of temporary views over the service's objects, by name in lower case."""
+        """Definitions of temporary views over the service's objects, by lower-case name."""
         self.own_views: set[str] = set()
-        """Names, in lower case, of temporary views that Spark keeps."""
+        """Lower-case names of temporary views that Spark stores."""
         self.pipelines: dict[str, DataflowGraph] = {}
-        """Pipelines that the client defines, by id, the oldest first."""
+        """Pipelines that the client is defining, by id, the oldest first."""
         self.changed_meaning = False
-        """True if a setting of the session may give texts another meaning than by default."""
+        """True once the client has changed a setting that may alter the meaning of texts."""
         self.first_settings: dict[str, str | None] = {}
-        """Settings that mean something to statements of the service and that the client has
-        changed, with the values that they had before."""
+        """The original values of settings that the client has changed and that affect statements of
+        the service."""
         self.reads_files = False
-        """True if the session's settings are those under which Spark may read parts of shards."""
+        """True once the settings for reading parts of shards are set in the session."""
         self.reads_streams = False
-        """True if the session knows the data source that streams objects' changes."""
+        """True once the data source for streams of changes is registered in the session."""
         self.starts_streams = False
-        """True if the client has started a stream, which may run on without an operation."""
+        """True once the client has started a stream, which may run without an operation."""
         self.stream_rights = ReadRights(opened)
-        """Reads of the streams that were started."""
+        """The reads of the streams that were started."""
         self._refused: dict[str, PenstockError] = {}
-        """Errors of operations that were stopped, by id: Spark may have responses of them still."""
+        """Errors of stopped operations, by id: Spark may still have responses of them."""
         self.noted = False
-        """True if it is in the `SessionLedger`."""
+        """True once the session is in the `SessionLedger`."""
         self.ran_code = False
-        """True if code of the client may have run in it: functions of it may be left."""
+        """True once the client may have run code in the session, whose functions may remain."""
         self.used_ms = 0.0
+        """When the session was last used, on the monotonic clock."""
         self.server = 0
-        """Number of the server that has the session (`SparkUpstream.server`)."""
+        """Number of the Spark server that has the session (`SparkUpstream.server`)."""
         self.operations: dict[str, OpenOperation] = {}
+        """The operations that have not ended, by id."""
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Return the names that mean temporary views of the session where they stand alone."""
+        """Return the names that, unqualified, mean temporary views of the session."""
         return frozenset(self.own_views) | frozenset(self.views)
 
-    # Spark keeps responses that were not released, and knows nothing of rights.
+    # Needed because Spark keeps unreleased responses and does not know of rights.
     def refuse(self, operation_id: str, error: PenstockError) -> None:
-        """Let an operation not be taken up again."""
+        """Make later calls for an operation fail with this error."""
         self._refused[operation_id] = error
-        # By then Spark has let go of the oldest, too.
+        # By now Spark has dropped the oldest ones as well.
         if len(self._refused) > REFUSED_MAX:
             del self._refused[next(iter(self._refused))]
 
     def check_operation(self, operation_id: str) -> None:
-        """Raise the error of an operation that was stopped."""
+        """Raise the error of an operation if it was stopped."""
         error = self._refused.get(operation_id)
         if error is not None:
             raise error
 
     def note_setting(self, name: str) -> bool:
-        """Note that a setting is changed. Return whether its value before that is to be kept."""
+        """Record that a setting is about to change. Return whether to store its current value in
+        `first_settings`."""
         if name.lower().startswith(CHANGES_MEANING):
             self.changed_meaning = True
         return statement_effect(name) != "none" and name not in self.first_settings
 
     def note_own_view(self, name: str) -> None:
-        """Note that Spark keeps a temporary view of this name, in place of one that is kept
+        """Record that Spark stores a temporary view of this name, which replaces one stored
         here."""
         self.views.pop(fold(name), None)
-        # Beyond the bound a view no longer hides an object of its name.
+        # Beyond the limit, a view no longer hides an object of the same name.
         if len(self.own_views) < OWN_VIEWS_MAX:
             self.own_views.add(fold(name))
 
     def define_view(self, name: str, relation: ProtoMessage, *, replace: bool) -> None:
-        """Keep a temporary view. Raises `SparkCondition`, and `InvalidUsage` if there are too
-        many."""
+        """Store a temporary view. Raises `SparkCondition` if it exists, and `InvalidUsage` if there
+        are too many."""
         if not replace and fold(name) in self.hidden:
             raise SparkCondition(
                 "TEMP_TABLE_OR_VIEW_ALREADY_EXISTS",
@@ -221,21 +226,22 @@ class GatewaySession:
             )
         if len(self.views) >= VIEWS_MAX and fold(name) not in self.views:
             raise InvalidUsage(
-                f"a session has at most {VIEWS_MAX} temporary views over objects of the service"
+                f"too many temporary views over Penstock objects in this session (limit "
+                f"{VIEWS_MAX}): drop one first"
             )
         self.views[fold(name)] = relation
 
     def drop_view(self, name: str) -> bool:
-        """Forget a temporary view. Return whether it was kept here."""
+        """Remove a temporary view. Return whether it was stored here."""
         self.own_views.discard(fold(name))
         return self.views.pop(fold(name), None) is not None
 
 
 class AttachedCall:
-    """Counts a call that streams an operation, while the block runs."""
+    """Counts a call as streaming an operation while the block runs."""
 
     def __init__(self, operation: OpenOperation | None, clock: ActorClock) -> None:
-        """Take the operation; None for one that is not known."""
+        """`operation`: None for an unknown one, which is not counted."""
         self._operation = operation
         self._clock = clock
 
@@ -250,33 +256,36 @@ class AttachedCall:
 
 
 class SessionTable:
-    """All sessions and operations."""
+    """All sessions of the gateway and their operations."""
 
     def __init__(
         self, settings: Settings, run: Callable[[Callable[[], Awaitable[None]]], None]
     ) -> None:
-        """Take the limits. `run` runs a coroutine function beside all calls."""
+        """Set up the table. `run` runs an async function as a separate task."""
         self._settings = settings
         self._run = run
         self._sessions: dict[SessionKey, GatewaySession] = {}
         self._operations = 0
+        """Number of operations of all sessions that have not ended."""
         self._carried_out: dict[tuple[SessionKey, str], None] = {}
-        """Operations that are over and may have changed something, oldest first."""
+        """Operations that have ended and may have changed something, the oldest first."""
         self._stopping = False
+        """True once `stop` was called."""
 
     def __iter__(self) -> Iterator[GatewaySession]:
         return iter(list(self._sessions.values()))
 
     def get(self, key: SessionKey) -> GatewaySession | None:
-        """Return a session; None if it is not known."""
+        """Return a session; None if it is unknown."""
         return self._sessions.get(key)
 
     def check_room(self) -> None:
-        """Raise `ResourceBusy` if there are as many sessions as there may be."""
+        """Raise `ResourceBusy` if there are `connect_sessions_max` sessions."""
         limit = self._settings.connect_sessions_max
         if len(self._sessions) >= limit:
             raise ResourceBusy(
-                f"{limit} Spark Connect sessions are open (connect_sessions_max): try again later"
+                f"too many open Spark Connect sessions (connect_sessions_max = {limit}): try again "
+                "later"
             )
 
     def add(self, session: GatewaySession) -> None:
@@ -285,16 +294,16 @@ class SessionTable:
         self._sessions[session.key] = session
 
     def remove(self, key: SessionKey) -> GatewaySession | None:
-        """Remove a session and return it; its operations are the caller's to end."""
-        # Whatever the reason: a session without a client is not shown.
+        """Remove a session and return it. The caller must end its operations."""
+        # In any case, no longer list the session among those of all protocols.
         removed = self._sessions.pop(key, None)
         if removed is not None and removed.opened is not None:
             removed.opened.close()
         return removed
 
     def begin(self, session: GatewaySession, operation_id: str) -> OpenOperation:
-        """Begin an operation. Raises `ResourceBusy`, and `SparkCondition` if it has begun
-        already, or was carried out."""
+        """Add a new operation. Raises `ResourceBusy`, and `SparkCondition` if its id exists already
+        or was already executed."""
         self.check_carried_out(session, operation_id)
         if operation_id in session.operations:
             raise SparkCondition(
@@ -305,10 +314,10 @@ class SessionTable:
         limit = self._settings.connect_operations_max
         if self._operations >= limit:
             raise ResourceBusy(
-                f"{limit} operations of Spark Connect clients run (connect_operations_max): try "
-                "again later"
+                f"too many running operations of Spark Connect clients (connect_operations_max = "
+                f"{limit}): try again later"
             )
-        # Counted here and not by the sessions: each `ExecutePlan` asks.
+        # Count them here instead of summing over sessions for each `ExecutePlan`.
         self._operations += 1
         made = session.operations[operation_id] = OpenOperation(
             session, operation_id, self._settings.write_timeout_ms
@@ -316,24 +325,24 @@ class SessionTable:
         return made
 
     def check_carried_out(self, session: GatewaySession, operation_id: str) -> None:
-        """Raise `SparkCondition` for an operation that is over and may have changed something."""
+        """Raise `SparkCondition` if an operation has ended and may have changed something."""
         if (session.key, operation_id) in self._carried_out:
             raise operation_abandoned(operation_id)
 
     def _remember(self, operation: OpenOperation) -> None:
-        """Let an operation that may have changed something not be carried out again."""
+        """Remember an operation that may have changed something, so that it is not repeated."""
         own = operation.own
         if own is None or not operation.changes or own.is_repeatable:
             return
         self._carried_out[operation.session.key, operation.operation_id] = None
         if len(self._carried_out) > self._settings.connect_kept_max:
-            # The oldest: its client has long stopped to ask.
+            # Forget the oldest, whose client has stopped retrying long ago.
             del self._carried_out[next(iter(self._carried_out))]
 
     async def end(self, operation: OpenOperation) -> None:
-        """End an operation and return what it holds. Idempotent. If the caller is cancelled
-        meanwhile, the return goes on without it."""
-        # Several calls may end it: its stream, a release, an interrupt, the sweep.
+        """End an operation and release its resources. Idempotent. If the caller is canceled, the
+        release continues without it."""
+        # It may be ended by its stream, a release, an interrupt or the sweep.
         if operation.session.operations.get(operation.operation_id) is not operation:
             return
         session = operation.session
@@ -349,7 +358,7 @@ class SessionTable:
         returned = anyio.Event()
 
         async def return_rows() -> None:
-            # Shielded: others wait for what it holds, also if the gateway stops meanwhile.
+            # Shielded: others wait for these resources, even if the gateway is stopping.
             with anyio.CancelScope(shield=True):
                 await operation.rows.aclose()
             returned.set()
@@ -357,11 +366,11 @@ class SessionTable:
         if self._stopping:
             await return_rows()
             return
-        # Beside this call: gRPC cancels the task of a call whose client has hung up, and PySpark
-        # hangs up as soon as it has the last response. No shielded scope holds that off.
+        # In a separate task: gRPC cancels the task of a call whose client disconnects, and PySpark
+        # does so as soon as it has the last response. A shielded scope does not prevent that.
         self._run(return_rows)
         await returned.wait()
 
     def stop(self) -> None:
-        """Have `end` return in its caller's task: nothing runs beside the calls any more."""
+        """Make `end` run in its caller's task, because separate tasks no longer run."""
         self._stopping = True

@@ -1,9 +1,9 @@
-"""Operations that the gateway answers itself, as Spark Connect executes: a stream of responses that
-a client may leave and take up again.
+"""Operations that the gateway executes itself, by the rules of Spark Connect.
 
-The responses are made by one task, at most `UNSENT_BYTES_MAX` ahead of the client. Of a client that
-may take the stream up again, responses are kept until it releases them, at most
-`KEPT_BYTES_MAX` of those that were sent; an older one cannot be asked for again.
+An operation is a stream of responses, which a client may leave and reattach to. A task produces the
+responses, at most `UNSENT_BYTES_MAX` ahead of the client. For a client that may reattach, responses
+are kept until it releases them. Of those already sent, at most `KEPT_BYTES_MAX` are kept; older
+ones can no longer be requested.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ UNSENT_BYTES_MAX: Final = 8 * 1024 * 1024
 KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
 
 AnswerStream: TypeAlias = AsyncGenerator[ProtoMessage, None]
-"""`ExecutePlanResponse`s without the ids, the last one with `result_complete`."""
+"""Yields `ExecutePlanResponse` messages without ids; the last one has `result_complete`."""
 
 
 class OperationTags(NamedTuple):
-    """The names of an operation in its responses."""
+    """The ids that an operation puts into its responses."""
 
     session_id: str
     server_side_session_id: str
@@ -41,7 +41,7 @@ class _KeptResponse(NamedTuple):
 
 
 class LocalOperation:
-    """One operation."""
+    """One operation: produces, keeps and streams its responses."""
 
     def __init__(
         self,
@@ -51,37 +51,43 @@ class LocalOperation:
         tags: frozenset[str] = frozenset(),
         reattachable: bool = False,
     ) -> None:
-        """Take the operation's source of answers; `run` asks it."""
+        """Set up an operation, whose responses `answers` yields once `run` is called."""
         self.names = names
         self.tags = tags
         self._answers = answers
         self._reattachable = reattachable
         self._kept: deque[_KeptResponse] = deque()
+        """The responses that may still be sent or requested again."""
         self._kept_bytes = 0
+        """The total size of the kept responses."""
         self._first = 0
-        """Number of the first response that is kept."""
+        """The number of the first kept response."""
         self._sent = 0
-        """Number of the first response that no client was sent."""
+        """The number of the first response that was never sent."""
         self._dropped_id = ""
-        """Id of the last response that is not kept any more."""
+        """The id of the last response that was dropped."""
         self._changed = anyio.Event()
+        """Set, and replaced, when responses were added or dropped, or the operation ended."""
         self._scope = anyio.CancelScope()
         self._error: PenstockError | None = None
+        """The error with which the operation failed or was canceled."""
         self._fault: Exception | None = None
+        """An internal error with which the operation failed."""
         self.ended = False
-        """True if no more responses are made."""
+        """True once all responses were produced."""
 
     @property
     def is_repeatable(self) -> bool:
-        """True if it failed and surely changed nothing, so that its client may begin it again."""
+        """Return whether the operation failed without having changed anything, so that its client
+        may repeat it."""
         failed = self.ended and self._error is not None and self._error.determinate
-        # What was cancelled may have been carried out by then.
+        # A canceled operation may already have been executed.
         return failed and not self._scope.cancel_called
 
-    # -- making --------------------------------------------------------------------------------
+    # -- producing -----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Make the responses, until the last. Raises nothing: `stream` raises the error."""
+        """Produce all responses. Never raises: `stream` raises the operation's error."""
         try:
             with self._scope:
                 async with aclosing(self._answers()) as answers:
@@ -92,7 +98,7 @@ class LocalOperation:
                 self._error = operation_canceled()
         except PenstockError as error:
             self._error = error
-        # A fault of this program fails this operation alone, and not the gateway.
+        # An internal error fails only this operation, not the gateway.
         except Exception as error:  # noqa: BLE001
             self._fault = error
         finally:
@@ -100,7 +106,7 @@ class LocalOperation:
             self._tell()
 
     def cancel(self, error: PenstockError | None = None) -> bool:
-        """End the operation with an error. Return whether it had not ended yet."""
+        """End the operation with an error. Return False if it had already ended."""
         if self.ended:
             return False
         self._error = error or operation_canceled()
@@ -119,23 +125,23 @@ class LocalOperation:
         self._tell()
 
     async def _wait_for_room(self) -> None:
-        """Wait while a client has too much to take."""
+        """Wait while too many bytes are unsent."""
         while self._unsent_bytes() > UNSENT_BYTES_MAX:
             await self._changed.wait()
 
     def _unsent_bytes(self) -> int:
-        # Few are kept, as each is large: counting them costs less than keeping a second sum right.
+        # Few, large responses are kept, so summing their sizes is cheaper than tracking the sum.
         left = self._sent - self._first
         return sum(len(each.data) for number, each in enumerate(self._kept) if number >= left)
 
     # -- sending -------------------------------------------------------------------------------
 
     async def stream(self, after: str = "") -> AsyncGenerator[bytes, None]:
-        """Yield the responses behind the one with the id `after` (empty: all), then raise the
-        operation's error. Raises `SparkCondition` if that one is not known."""
+        """Yield the responses after the one with the id `after` ("": all), then raise the
+        operation's error. Raises `SparkCondition` if that response is unknown."""
         number = self._number_after(after)
         while True:
-            # All that is there without waiting: a fast client is not woken for each response.
+            # Yield all available responses before waiting, to avoid a wake-up for each of them.
             while number < self._first + len(self._kept):
                 if number < self._first:
                     raise position_missing(after)
@@ -163,15 +169,15 @@ class LocalOperation:
         raise position_missing(after)
 
     def release_until(self, response_id: str) -> None:
-        """Drop the responses up to and including this one; none if it is not kept."""
+        """Drop the responses up to and including this one, if it is kept."""
         if any(each.response_id == response_id for each in self._kept):
             while self._drop_first() != response_id:
                 pass
             self._tell()
 
     def _trim(self) -> None:
-        """Drop sent responses that need not, or must not, be kept."""
-        # A client that cannot come back has no use for what it was sent.
+        """Drop sent responses that are not needed, or exceed the limit."""
+        # A client that cannot reattach does not need the responses that it was sent.
         bytes_max = KEPT_BYTES_MAX + UNSENT_BYTES_MAX if self._reattachable else 0
         while self._kept and self._first < self._sent and self._kept_bytes > bytes_max:
             self._drop_first()
@@ -186,6 +192,6 @@ class LocalOperation:
         return dropped.response_id
 
     def _tell(self) -> None:
-        """Wake all who wait for a change."""
+        """Wake all tasks that wait for a change."""
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

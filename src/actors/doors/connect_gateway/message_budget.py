@@ -1,8 +1,8 @@
-"""How many bytes of clients' messages the gateway holds at a time.
+"""Limits the bytes of clients' messages that the gateway holds in memory.
 
-How large a message is shows only when it is there. So a call sets aside the size of the largest
-message before it reads its own, and gives back the difference when it knows. What is left stays set
-aside until the call ends, since the message is held that long.
+The size of a message is known only after it is read. So a call reserves the size of the largest
+possible message before reading, and then returns the difference. The rest stays reserved until the
+call ends, because the message is held until then.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from actors.runtime.errors import ResourceBusy
 
 
 class MessageBudget:
-    """Bytes that are set aside, of `bytes_max`. Pure."""
+    """Counts reserved bytes, at most `bytes_max`. Pure."""
 
     def __init__(self, bytes_max: int, message_bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._message_bytes_max = message_bytes_max
         self.held_bytes = 0
+        """Bytes reserved now."""
 
     def reserve(self) -> bool:
-        """Set aside the size of the largest message; return False if there is no room for it."""
+        """Reserve the size of the largest message. Return False if there is no room."""
         if self.held_bytes + self._message_bytes_max > self._bytes_max:
             return False
         self.held_bytes += self._message_bytes_max
         return True
 
     def shrink(self, size: int) -> None:
-        """Give back what a message of `size` bytes does not take of its reservation."""
+        """Reduce a reservation to the actual `size` of its message."""
         self.held_bytes -= self._message_bytes_max - size
 
     def release(self, size: int) -> None:
-        """Give back what a message takes."""
+        """Return a reservation of `size` bytes."""
         self.held_bytes -= size
 
 
 class MessageReader:
-    """Reads messages of calls within a budget. Calls that find no room wait, for at most
-    `wait_ms`."""
+    """Reads the messages of calls within a budget. Calls wait for room for up to `wait_ms`."""
 
     def __init__(self, bytes_max: int, message_bytes_max: int, wait_ms: int) -> None:
         self._budget = MessageBudget(bytes_max, message_bytes_max)
@@ -52,8 +52,8 @@ class MessageReader:
 
     @asynccontextmanager
     async def reading(self, read: Callable[[], Awaitable[Any]]) -> AsyncIterator[Any]:
-        """Yield what `read` returns: a message, or another object for the end. Its bytes are held
-        in the block. Raises `ResourceBusy`."""
+        """Yield what `read` returns: a message, or another object at the end. Its bytes count
+        against the budget within the block. Raises `ResourceBusy`."""
         await self._reserve()
         size = 0
         try:
@@ -74,7 +74,7 @@ class MessageReader:
                 await self._freed.wait()
             return
         raise ResourceBusy(
-            "messages of other clients take all room (connect_bodies_bytes_max): try again later"
+            "messages of other clients use all memory (connect_bodies_bytes_max): try again later"
         )
 
     def _wake(self) -> None:
@@ -83,7 +83,7 @@ class MessageReader:
 
 
 async def read_messages(reader: MessageReader, context: Any) -> AsyncGenerator[bytes, None]:
-    """Yield the messages of a call. The bytes of each are held until the next is asked for."""
+    """Yield the messages of a call. Each counts against the budget until the next is requested."""
     while True:
         async with reader.reading(context.read) as message:
             if message is grpc.aio.EOF:

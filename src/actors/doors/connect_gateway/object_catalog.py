@@ -1,8 +1,8 @@
-"""The service's objects as a Connect client names them, and the time at which they are read.
+"""Resolves the names by which Connect clients refer to objects, and chooses when to read them.
 
-An object is ``orders``, ``default.orders`` or ``spark_catalog.default.orders``; a relation of the
-service about itself is ``penstock.objects``. A name of one part that a session has given to a
-temporary view of its own means that view.
+An object is named ``orders``, ``default.orders`` or ``spark_catalog.default.orders``; the service's
+relations about itself have names such as ``penstock.objects``. An unqualified name means a
+temporary view of the session if it has one of this name.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from actors.runtime.progress import Time
 CATALOG: Final = "spark_catalog"
 DATABASE: Final = "default"
 SYSTEM_DATABASE: Final = "penstock"
-"""Database of the service's relations about itself."""
+"""The database of the service's relations about itself."""
 _READABLE: Final = (TABLE, SOURCE_TABLE, VIEW)
 _PREFIXES: Final[tuple[NameParts, ...]] = ((), (DATABASE,), (CATALOG, DATABASE))
 _UNKNOWN: Final = -1
 _CONTENTS_TRIES_MAX: Final = 8
-"""Source tables below one plan that are waited for, one after the other."""
+"""How many source tables without contents a plan may wait for, one after another."""
 
 
 class ObjectNames(msgspec.Struct, frozen=True):
     """The readable objects of one catalog."""
 
     objects: Mapping[str, CatalogObject]
-    """By their names, in lower case."""
+    """The objects by lower-case name."""
     schemas: Mapping[str, TableSchema]
-    """Columns of the objects and of the service's relations, by their names."""
+    """The columns of the objects and of the service's relations, by name."""
     plain: Mapping[str, CatalogObject] = {}
-    """Plain views, which are inlined, by their names in lower case."""
+    """The plain views, which are inlined, by lower-case name."""
 
     @classmethod
     def of(cls, objects: Iterable[CatalogObject]) -> ObjectNames:
-        """Return the names of a catalog's objects."""
+        """Build the names from a catalog's objects."""
         objects = [
             entry for entry in objects if not entry.replaces and not is_subscribed_view(entry.name)
         ]
@@ -70,10 +70,12 @@ class ObjectNames(msgspec.Struct, frozen=True):
         return cls({fold(entry.name): entry for entry in readable}, schemas | relations, plain)
 
     def key_of(self, parts: NameParts, hidden: Container[str] = ()) -> str | None:
-        """Return the name of the object that a client means; None if it means none. `hidden`: names
-        that mean something else where they stand alone."""
+        """Resolve a client's name to the name of an object; None if it is not an object.
+
+        `hidden`: names that mean temporary views when they are unqualified.
+        """
         folded = tuple(map(fold, parts))
-        # The catalog may stand before the service's own database, too.
+        # The catalog may also precede the service's own database.
         if folded[:1] == (CATALOG,) and folded[1:2] == (SYSTEM_DATABASE,):
             folded = folded[1:]
         if folded[:-1] == (SYSTEM_DATABASE,):
@@ -85,42 +87,43 @@ class ObjectNames(msgspec.Struct, frozen=True):
         return None if entry is None else entry.name
 
     def plain_key_of(self, parts: NameParts, hidden: Container[str] = ()) -> str | None:
-        """Return the name in lower case of the plain view that a client means; None if it means
-        none. `hidden` as in `key_of`."""
+        """Resolve a client's name to the lower-case name of a plain view; None if it is not one.
+        `hidden` is as in `key_of`."""
         folded = tuple(map(fold, parts))
         if folded[:-1] not in _PREFIXES or (len(folded) == 1 and folded[0] in hidden):
             return None
         return folded[-1] if folded[-1] in self.plain else None
 
     def own_name(self, parts: NameParts, hidden: Container[str] = ()) -> str | None:
-        """Return the name of the object, which need not be there, that a client means; None for a
-        name that is Spark's to find. `hidden` as in `key_of`."""
+        """Resolve a client's name to that of an object, which need not exist; None for a name that
+        Spark resolves. `hidden` is as in `key_of`."""
         folded = tuple(map(fold, parts))
         if folded[:-1] not in _PREFIXES or (len(folded) == 1 and folded[0] in hidden):
             return None
         return parts[-1]
 
     def with_plain(self) -> ObjectNames:
-        """Return names in which plain views are objects like others, to tell of them."""
+        """Return a copy in which plain views are ordinary objects, for listing them."""
         schemas = {entry.name: entry.schema for entry in self.plain.values()}
         return ObjectNames({**self.objects, **self.plain}, {**self.schemas, **schemas})
 
     def resolver(self, hidden: Container[str] = ()) -> ResolveName:
-        """Return `key_of` for one session."""
+        """Return `key_of` with `hidden` bound, for one session."""
         return lambda parts: self.key_of(parts, hidden)
 
     def entry(self, key: str) -> CatalogObject | None:
-        """Return an object by its name; None for a relation of the service about itself."""
+        """Return an object by its name; None for one of the service's relations."""
         return self.objects.get(fold(key))
 
 
 def qualifier_of(key: str) -> NameParts:
-    """Return the catalog and database before an object's name."""
+    """Return the catalog and database of an object."""
     return (CATALOG, SYSTEM_DATABASE) if is_relation(key) else (CATALOG, DATABASE)
 
 
 def canonical_read(key: str) -> ProtoMessage:
-    """Return a relation that reads an object by a name that no temporary view can hide."""
+    """Return a relation that reads an object by its qualified name, which no temporary view can
+    hide."""
     made = relations_pb2.Relation()
     name = key.partition(".")[2] if is_relation(key) else key
     quoted = quote_name(name)
@@ -129,15 +132,16 @@ def canonical_read(key: str) -> ProtoMessage:
 
 
 def plain_relation(names: ObjectNames, name: str) -> ProtoMessage:
-    """Return a relation that is a plain view's query; `name` in lower case."""
+    """Return a plain view's query as a relation; `name` is in lower case."""
     made = relations_pb2.Relation()
-    # The plain views that it names are inlined in it already.
+    # Other plain views are already inlined in this query.
     made.sql.query = names.plain[name].sql
     return made
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
-    """Return whether a name matches a pattern of Spark's catalog: ``*`` and ``|``, in any case.
+    """Return whether a name matches a pattern of Spark's catalog, with ``*`` and ``|``, ignoring
+    case.
 
     >>> matches_pattern("orders", "or*|x"), matches_pattern("orders", "order")
     (True, False)
@@ -149,53 +153,57 @@ def matches_pattern(name: str, pattern: str) -> bool:
 
 
 class ObjectDirectory:
-    """Asks the controller for the catalog and for times."""
+    """Asks the controller for the catalog, roles and read timestamps, and caches the catalog."""
 
     def __init__(self, controller: ActorAddress[Any], client: SharedClient) -> None:
         self._controller = controller
         self._client = client
+        # The last catalog that was received, with its sequence number, and the last rules.
         self._seqno: int | None = _UNKNOWN
         self._names = ObjectNames({}, {})
         self._access = AccessRules()
 
     async def names(self) -> ObjectNames:
-        """Return the objects that there are now."""
+        """Return the current objects."""
         await self._ask(())
         return self._names
 
     def check(self, role: str, right: str, keys: Iterable[str]) -> None:
-        """Raise `AccessDenied` unless a session with this role has a right on these objects, by the
-        roles and the catalog that `names` found last."""
+        """Raise `AccessDenied` unless a role has a right on these objects, according to the rules
+        and the catalog that were received last."""
         for key in keys:
             entry = self._names.entry(key)
-            # The service's relations about itself are for everybody.
+            # Every role may read the service's relations about itself.
             if entry is not None:
                 self._access.check(role, right, entry.id, entry.name)
 
     def reads_of(self, keys: Iterable[str]) -> ReadObjects:
-        """Return these objects as those whose rows are read: as `check`."""
+        """Return the ids and names of these objects, in the form that `ReadRights` notes."""
         found = map(self._names.entry, keys)
         return tuple((entry.id, entry.name) for entry in found if entry is not None)
 
     def may(self, role: str, right: str) -> bool:
-        """Return whether a session with this role has a right on the whole service, by the roles
-        that `names` found last."""
+        """Return whether a role has a right on the whole service, according to the rules that were
+        received last."""
         return self._access.may(role, right)
 
     async def pin(self, keys: Iterable[str]) -> Time:
-        """Return the time at which these objects are read together, which sees every acknowledged
-        write. Waits for the first contents of sources. Raises `UnknownObject`, `ResourceBusy`."""
+        """Return a timestamp at which to read all these objects, which sees every acknowledged
+        write.
+
+        Waits for the first contents of source tables. Raises `UnknownObject`, `ResourceBusy`.
+        """
         names = tuple(key for key in keys if not is_relation(key))
         for _ in range(_CONTENTS_TRIES_MAX):
             found = await self._ask(names)
             if not found.missing:
                 return found.time
-            # A read waits until there is something to read.
+            # A read waits for the first contents.
             await (await self._client.get()).peek(found.missing, limit=0)
         raise ResourceBusy(f"{found.missing} has no contents yet: try again later")
 
     async def _ask(self, names: tuple[str, ...]) -> PinnedObjects:
-        # Only a catalog that changed is sent again: the controller passes thousands of objects.
+        # The controller sends the catalog, which may be large, only if it has changed.
         known = self._seqno
 
         def ask(reply: ReplySlot[PinnedObjects]) -> PinObjects:
@@ -203,26 +211,26 @@ class ObjectDirectory:
 
         found = await self._controller.ask(ask)
         self._access = found.access
-        # Another task may have heard of a later catalog meanwhile: sequence numbers only grow.
+        # Do not overwrite a later catalog that another task has received in the meantime.
         if found.objects is not None and self._seqno == known:
             self._names, self._seqno = ObjectNames.of(found.objects), found.seqno
         return found
 
 
 class SharedClient:
-    """One client of the service, made anew when its connection is lost."""
+    """A client of the service that all sessions share, and that reconnects when it is lost."""
 
     def __init__(self, connect: Callable[[str | None], Awaitable[Client]]) -> None:
-        """Take a coroutine function that makes a client for a role; None: a trusted one."""
+        """`connect` creates a client for a role; for None, a trusted one."""
         self._connect = connect
         self._client: Client | None = None
 
     async def get(self) -> Client:
-        """Return the client, which is trusted. Raises what connecting raises."""
+        """Return the trusted client, and connect it if necessary. Raises as `connect` does."""
         client = self._client
         if client is None or client.is_lost:
             made = await self._connect(None)
-            # Two tasks may connect at once: the later one's is kept.
+            # If two tasks connect concurrently, keep the later client.
             client, before = made, self._client
             self._client = made
             if before is not None:
@@ -231,8 +239,11 @@ class SharedClient:
 
     @asynccontextmanager
     async def reader_of(self, key: str, role: str) -> AsyncIterator[Client]:
-        """Read an object for a caller of this role, whose right was checked: by the client, but for
-        a relation of the service, which does not tell all to everybody."""
+        """Yield a client with which to read an object for a role whose right was checked.
+
+        That is the shared client, except for the service's relations, whose rows depend on the
+        role.
+        """
         if not is_relation(key):
             yield await self.get()
             return
@@ -240,10 +251,10 @@ class SharedClient:
             yield client
 
     async def of_role(self, role: str) -> Client:
-        """Return another client, of a role."""
+        """Connect a new client of a role."""
         return await self._connect(role)
 
     async def aclose(self) -> None:
-        """Close the client."""
+        """Close the shared client."""
         if self._client is not None:
             await self._client.aclose()

@@ -1,9 +1,9 @@
-"""Rows of the service's objects, at one time, as relations for Spark.
+"""Provides the rows of the service's objects, at a single timestamp, as relations for Spark.
 
-Contents up to `connect_inline_bytes_max` are read here and travel inside the plan. Larger ones are
-lent: their parts are leased, and a job of the engine makes a global temporary view over them
-(`plan.jobs.LendContents`), which sums the weights of equal rows. A lent view, its leases and its
-hold last as long as the operation that reads it.
+Contents up to `connect_inline_bytes_max` are read here and sent inside the plan. Larger contents
+are lent: their parts are leased, and a job of the engine creates a global temporary view over them
+(`plan.jobs.LendContents`), which consolidates equal rows. A lent view, its leases and its hold last
+as long as the operation that reads it.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from actors.runtime.progress import Time
 from actors.runtime.settings import Settings
 
 VIEW_PREFIX: Final = "penstock_rows_"
-"""Prefix of the names of lent views."""
+"""Prefix for the names of lent views."""
 
 
 class OpenedRows(msgspec.Struct, frozen=True):
-    """Relations of objects, by name. `lent`: some of them read parts of shards."""
+    """Relations by object name. `lent`: at least one of them reads a lent view."""
 
     relations: Mapping[str, ProtoMessage]
     lent: bool
 
 
 class ObjectRows:
-    """Opens rows of objects."""
+    """Opens the rows of objects for plans."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ObjectRows:
         executor: ActorAddress[ExecutorMessage] | None,
         scratch: Path,
     ) -> None:
-        """Take the environment. Without `persist` and `executor` nothing can be lent."""
+        """Set up the reads. Without `persist` or `executor`, nothing can be lent."""
         self._settings = settings
         self._clock = clock
         self._client = client
@@ -80,7 +80,7 @@ class ObjectRows:
         self._numbers = itertools.count(1)
 
     def empty(self, names: ObjectNames, keys: Mapping[str, int]) -> OpenedRows:
-        """Return relations without rows: enough for Spark to analyse a plan."""
+        """Return empty relations, which suffice for Spark to analyze a plan."""
         return OpenedRows({key: empty_relation(_schema(names, key)) for key in keys}, False)
 
     async def open(
@@ -91,25 +91,25 @@ class ObjectRows:
         time: Time,
         role: str,
     ) -> OpenedRows:
-        """Return relations of objects at `time`, which may be used until `stack` closes.
+        """Return relations for objects at `time`, which are valid until `stack` closes.
 
-        `keys` says how often the plan holds each: a relation inside it is there as often; `role`
-        for whom the service's relations about itself are read. Raises
-        `ViewInError`, `ReadBelowSince`, `DeadlineExceeded`, and the engine's errors.
+        `keys` maps each object to how often the plan names it, and thus contains its rows. `role`
+        reads the service's relations about itself. Raises `ViewInError`, `ReadBelowSince`,
+        `DeadlineExceeded`, and the engine's errors.
         """
         made: dict[str, ProtoMessage] = {}
         left, lent = self._settings.connect_inline_bytes_max, False
         for key, uses in keys.items():
             schema, entry = _schema(names, key), names.entry(key)
             rows = await self._read(key, None if entry is None else time, left // uses, role)
-            # The limit is of the plan, in which a relation is as often as its name.
+            # The limit applies to the plan, which contains the rows once per use.
             if rows is not None:
                 left -= rows.nbytes * uses
                 made[key] = rows_relation(schema, rows)
             elif entry is None:
                 limit = self._settings.connect_inline_bytes_max
                 raise InvalidUsage(
-                    f"{key} has more than {limit} bytes (connect_inline_bytes_max): read less of it"
+                    f"{key} exceeds {limit} bytes (connect_inline_bytes_max): restrict the query"
                 )
             else:
                 made[key], lent = await self._lend(stack, entry, time), True
@@ -121,7 +121,7 @@ class ObjectRows:
         """Return the rows of an object; None if they are larger than `bytes_max`."""
         tables: list[pa.Table] = []
         size = 0
-        # Left early, the read is cancelled at the service.
+        # Leaving the loop early cancels the read at the service.
         async with (
             self._client.reader_of(key, role) as client,
             aclosing(client.peek_batches(key, time)) as pieces,
@@ -136,25 +136,25 @@ class ObjectRows:
     # -- lending -------------------------------------------------------------------------------
 
     async def _lend(self, stack: AsyncExitStack, entry: CatalogObject, time: Time) -> ProtoMessage:
-        """Return a relation that reads the object's own parts."""
+        """Lend an object's contents, and return a relation that reads them."""
         persist, executor, shard = self._persist, self._executor, entry.shard
         if persist is None or executor is None or shard is None:
-            raise InvalidUsage(f"{entry.name} is too large for connect_inline_bytes_max")
+            raise InvalidUsage(f"{entry.name} exceeds connect_inline_bytes_max: restrict the query")
         name = f"{VIEW_PREFIX}{next(self._numbers)}"
         await stack.enter_async_context(_held(persist, entry, f"connect/{name}", time))
         engine = EngineClient(executor, self._clock, self._settings, self._scratch / name, name)
         given = await stack.enter_async_context(
             contents(persist, engine, shard, entry.schema, time, engine.job_id(0, 0, "lend"))
         )
-        # Error or correct, never wrong: a view with an error has no rows to be read.
+        # A view that contains an error must not be read.
         if given.errors:
             raise ViewInError(f"{entry.name}: {given.errors[0]}")
-        # Before the job is sent: a view that it makes and does not answer for is dropped, too.
+        # Register the cleanup before sending the job, to drop the view even if the answer is lost.
         stack.push_async_callback(self._return, executor, name)
         await run_job(executor, LendContents(f"{name}/lend", name, given.rows))
         return lent_relation(name)
 
-    # An engine that has died has taken the view with it, so a failure is no news.
+    # Ignore failures: if the engine died, the view is gone as well.
     async def _return(self, executor: ActorAddress[ExecutorMessage], name: str) -> None:
         with contextlib.suppress(PenstockError):
             await run_job(executor, ReturnContents(f"{name}/return", name))
@@ -164,17 +164,17 @@ class ObjectRows:
 async def _held(
     persist: PersistClient, entry: CatalogObject, holder: str, time: Time
 ) -> AsyncIterator[None]:
-    """Hold an object's history at a time meanwhile. Raises `ReadBelowSince`."""
+    """Hold an object's history at a time within the block. Raises `ReadBelowSince`."""
     shard = entry.shard
     assert shard is not None, entry.name
     try:
-        # Hold first, then read the since: in the other order a compaction could come in between.
+        # Set the hold first, then read the since: otherwise a compaction could intervene.
         with contextlib.suppress(ReadBelowSince):
             await persist.set_holds([(shard, holder, time)])
         since = (await persist.state(shard)).since
         if time < since:
             raise ReadBelowSince(
-                f"{entry.kind} {entry.name} cannot be read at {time}: its history begins at {since}"
+                f"{entry.kind} {entry.name} cannot be read at {time}: its history starts at {since}"
             )
         yield
     finally:
@@ -183,7 +183,7 @@ async def _held(
 
 
 async def run_job(executor: ActorAddress[ExecutorMessage], job: Job) -> Answer:
-    """Run a job of the engine; cancel it if this call is cancelled. Raises the job's errors."""
+    """Run a job of the engine, and cancel it if this call is canceled. Raises the job's errors."""
 
     def submit(reply: ReplySlot[Answer]) -> ExecutorMessage:
         return SubmitJob(job, reply)
@@ -191,7 +191,7 @@ async def run_job(executor: ActorAddress[ExecutorMessage], job: Job) -> Answer:
     try:
         return await executor.ask(submit)
     except anyio.get_cancelled_exc_class():
-        # Best effort: a job that is not canceled ends by itself.
+        # Best effort: if this fails, the job ends by itself.
         with contextlib.suppress(PenstockError):
             executor.send_nowait(CancelJob(job.job_id))
         raise
@@ -200,5 +200,5 @@ async def run_job(executor: ActorAddress[ExecutorMessage], job: Job) -> Answer:
 def _schema(names: ObjectNames, key: str) -> TableSchema:
     schema = names.schemas.get(key)
     if schema is None:
-        raise UnknownObject(f"there is no table or view named {key!r}")
+        raise UnknownObject(f"table or view {key!r} does not exist")
     return schema

@@ -1,8 +1,8 @@
-"""The datasets of one `spark-pipelines` project, as its client defines them. Pure.
+"""The datasets of a `spark-pipelines` project, as its client defines them. Pure.
 
-A materialized view is one of the service's, a view a plain one. A temporary view is none of the
-catalog: it is written before the queries that name it. What has no counterpart in the service
-(streaming tables, flows of their own, sinks) is refused with its name.
+A materialized view becomes a materialized view of the service, and a view a plain view. A temporary
+view is not in the catalog: its definition precedes the queries that name it. Streaming tables,
+separate flows and sinks have no counterpart in the service and are refused.
 """
 
 from __future__ import annotations
@@ -31,38 +31,35 @@ from actors.runtime.errors import InvalidUsage, SqlSyntaxError
 DatasetKind: TypeAlias = Literal["materialized view", "view", "temporary view"]
 
 DATASETS_MAX: Final = 1_000
-"""Datasets of one pipeline."""
+"""Maximum number of datasets in one pipeline."""
 TEXT_CHARACTERS_MAX: Final = 4 * 1024 * 1024
-"""Characters of all queries of one pipeline."""
+"""Maximum total length of the queries in one pipeline."""
 POLICY_PROPERTY: Final = "refresh_policy"
-"""Property of a dataset that is written in Python, which has no place for the clause."""
+"""Property with the refresh policy of a dataset that is defined in Python."""
 _SPARK_CONF: Final = "spark."
 _LASTING: Final = ("materialized view", "view")
-_STREAMING: Final = (
-    "Penstock keeps materialized views, which follow their inputs by themselves; a streaming table "
-    "keeps what its stream has appended"
-)
-_FLOW: Final = "a materialized view has the one query that it is defined with"
-_SINK: Final = "a sink of Penstock is made by CREATE SINK, outside of a pipeline"
+_STREAMING: Final = "use a materialized view, which Penstock keeps up to date with its inputs"
+_FLOW: Final = "a materialized view has exactly one query, which defines it"
+_SINK: Final = "create a Penstock sink with CREATE SINK, outside the pipeline"
 _BEFORE_NAME: Final = frozenset(
     {"STREAMING", "TABLE", "FLOW", "SINK", "TEMPORARY", "TEMP", "VIEW", "IF", "NOT", "EXISTS"}
 )
-"""Words between CREATE and a dataset's name."""
+"""Keywords that may stand between CREATE and a dataset's name."""
 _OUTPUTS: Final[Mapping[str, tuple[str, str]]] = {
     "TABLE": ("streaming table", _STREAMING),
     "SINK": ("sink", _SINK),
 }
-"""Kinds of outputs that are refused, and why."""
+"""Maps the kinds of outputs that are refused to their names and the reason."""
 
 
 def _kind_name(number: int) -> str:
-    """Return the name of a kind of outputs; empty for one that this PySpark does not know."""
+    """Return the name of an output type; "" if this PySpark does not know it."""
     known = pipeline_messages().OutputType.DESCRIPTOR.values_by_number.get(number)
     return "" if known is None else str(known.name)
 
 
 class PipelineDataset(msgspec.Struct, frozen=True, kw_only=True):
-    """One dataset. `query` is empty until the flow that has it is defined."""
+    """One dataset. `query` is empty until the flow with the query is defined."""
 
     name: str
     kind: DatasetKind
@@ -71,7 +68,7 @@ class PipelineDataset(msgspec.Struct, frozen=True, kw_only=True):
     comment: str = ""
     properties: Mapping[str, str] = {}
     place: str = ""
-    """File, and line, of the definition."""
+    """File and line of the definition; "" if unknown."""
 
     @property
     def shown(self) -> str:
@@ -80,12 +77,12 @@ class PipelineDataset(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lasting(self) -> bool:
-        """Return whether the catalog has the dataset after the run."""
+        """Return whether the dataset is in the catalog after the run."""
         return self.kind in _LASTING
 
 
 def statement_of_dataset(dataset: PipelineDataset, query: str) -> str:
-    """Return the statement that makes a dataset of this query, or puts it in place of the former.
+    """Return the statement that creates or replaces a dataset with this query.
 
     >>> one = PipelineDataset(name="v", kind="materialized view", policy="full", comment="c")
     >>> print(statement_of_dataset(one, "SELECT 1 AS a"))
@@ -107,19 +104,21 @@ class DataflowGraph:
     """The datasets of one pipeline."""
 
     def __init__(self, command: ProtoMessage) -> None:
-        """Take a `CreateDataflowGraph`. Raises `InvalidUsage` for another catalog or database than
-        the service's own."""
+        """Start an empty pipeline from a `CreateDataflowGraph`. Raises `InvalidUsage` for a catalog
+        or database other than the service's."""
         catalog, database = command.default_catalog, command.default_database
         if (catalog and catalog.lower() not in CATALOGS) or (
             database and database.lower() not in SCHEMAS
         ):
             raise InvalidUsage(
-                f"a pipeline's datasets are in spark_catalog.default, and not in "
-                f"{catalog or 'spark_catalog'}.{database or 'default'}"
+                f"invalid default schema {catalog or 'spark_catalog'}.{database or 'default'} of "
+                f"the pipeline: expected spark_catalog.default"
             )
         self._conf = _settings(command.sql_conf)
         self._datasets: dict[str, PipelineDataset] = {}
+        """The datasets by folded name, in the order of definition."""
         self._characters = 0
+        """Total length of all queries."""
 
     def __len__(self) -> int:
         return len(self._datasets)
@@ -127,8 +126,8 @@ class DataflowGraph:
     # -- definitions ---------------------------------------------------------------------------
 
     def define_output(self, command: ProtoMessage) -> PipelineDataset:
-        """Add the dataset of a `DefineOutput`. Raises `SparkCondition` for a kind that is refused,
-        and `InvalidUsage`."""
+        """Add the dataset of a `DefineOutput`. Raises `SparkCondition` for an unsupported kind or
+        option, and `InvalidUsage`."""
         name, place = command.output_name, _place_of(command)
         wanted = _kind_name(command.output_type)
         if wanted in _OUTPUTS:
@@ -139,7 +138,7 @@ class DataflowGraph:
                 PipelineDataset(name=_name_of(name), kind="temporary view", place=place)
             )
         if wanted != "MATERIALIZED_VIEW":
-            raise _refused("output", name, "its kind is not known here", place)
+            raise _refused("output", name, "its kind is unknown", place)
         details = command.table_details
         for given, what in (
             (details.partition_cols, "partition_cols"),
@@ -147,12 +146,12 @@ class DataflowGraph:
             (details.format, "format"),
         ):
             if given:
-                why = f"{what}: a materialized view of Penstock has no files of its own"
+                why = f"a materialized view of Penstock has no {what}"
                 raise _refused("materialized view", name, why, place)
         if details.WhichOneof("schema") and (
             details.schema_string or details.HasField("schema_data_type")
         ):
-            why = "schema: its columns and their types are those of its query"
+            why = "omit the schema, which follows from the query"
             raise _refused("materialized view", name, why, place)
         properties = dict(details.table_properties)
         policy = properties.pop(POLICY_PROPERTY, "")
@@ -168,18 +167,18 @@ class DataflowGraph:
         )
 
     def define_flow(self, command: ProtoMessage) -> PipelineDataset:
-        """Give a dataset the query of a `DefineFlow`. Raises as `define_output` does."""
+        """Set the query of a dataset from a `DefineFlow`. Raises as `define_output` does."""
         target, place = command.target_dataset_name, _place_of(command)
         if command.WhichOneof("details") == "auto_cdc_flow_details":
             raise _refused("AUTO CDC flow", command.flow_name, _STREAMING, place)
         found = self._datasets.get(fold(_name_of(target)))
         if found is None:
-            raise InvalidUsage(f"flow {command.flow_name}: no dataset {target} is defined")
+            raise InvalidUsage(f"flow {command.flow_name}: dataset {target} is not defined")
         own = fold(_name_of(command.flow_name)) == fold(found.name)
         if command.once or not own or found.query:
             raise _refused("append flow", command.flow_name, _FLOW, place)
         if not command.relation_flow_details.HasField("relation"):
-            raise _refused(found.kind, target, "its query did not come with it", place)
+            raise _refused(found.kind, target, "the flow has no query", place)
         query = _query_of(command.relation_flow_details.relation, found, place)
         properties = found.properties
         if found.kind == "materialized view":
@@ -191,11 +190,11 @@ class DataflowGraph:
         """Add the datasets of a `DefineSqlGraphElements`. Raises as `define_output` does, and
         `SqlSyntaxError` with file and line."""
         text, file = command.sql_text, command.sql_file_path
-        # Before it is copied for each statement.
+        # Check the size before copying the text for each statement.
         self._check_room(len(text))
         try:
             for each in split_statements(text):
-                # Blanks before it, so that lines and columns are those of the file.
+                # Prepend spaces, so that lines and columns are those of the file.
                 blank = re.sub(r"[^\n]", " ", text[: each.start])
                 self._add(self._dataset_of(blank + each.text, file))
         except SqlSyntaxError as error:
@@ -206,7 +205,7 @@ class DataflowGraph:
         heads = [word.text.upper() for word in words[:6]]
         place = f"{file}:{text[: words[0].start].count(chr(10)) + 1}" if words else file
         if heads[:3] in (["CREATE", "OR", "REFRESH"], ["CREATE", "OR", "REPLACE"]):
-            # A run puts each definition in the place of the former anyway.
+            # Remove OR REFRESH and OR REPLACE: a run replaces each definition anyway.
             start, end = words[1].start, words[2].end
             text = text[:start] + " " * (end - start) + text[end:]
             del words[1:3], heads[1:3]
@@ -222,7 +221,7 @@ class DataflowGraph:
             case ["CREATE", "TEMPORARY" | "TEMP"]:
                 view = temporary_view_of(text)
                 if view is None or view.columns or not view.query:
-                    why = "write CREATE TEMPORARY VIEW name AS query"
+                    why = "expected CREATE TEMPORARY VIEW name AS query"
                     raise _refused("temporary view", name, why, place)
                 return PipelineDataset(
                     name=view.name, kind="temporary view", query=view.query, place=place
@@ -232,7 +231,7 @@ class DataflowGraph:
         raise _refused(
             "statement",
             " ".join(heads[:3]),
-            "a pipeline's file has CREATE MATERIALIZED VIEW, CREATE VIEW and CREATE TEMPORARY VIEW",
+            "use only CREATE MATERIALIZED VIEW, CREATE VIEW and CREATE TEMPORARY VIEW",
             place,
         )
 
@@ -270,7 +269,7 @@ class DataflowGraph:
                 f"dataset {dataset.name} is defined twice: {known.place}, {dataset.place}"
             )
         if len(self._datasets) >= DATASETS_MAX:
-            raise InvalidUsage(f"a pipeline has at most {DATASETS_MAX} datasets")
+            raise InvalidUsage(f"too many datasets in the pipeline (limit {DATASETS_MAX})")
         return self._put(dataset)
 
     def _put(self, dataset: PipelineDataset) -> PipelineDataset:
@@ -282,14 +281,14 @@ class DataflowGraph:
     def _check_room(self, characters: int) -> None:
         if self._characters + characters > TEXT_CHARACTERS_MAX:
             raise InvalidUsage(
-                f"the queries of a pipeline have at most {TEXT_CHARACTERS_MAX} characters"
+                f"the pipeline's queries are too long (limit {TEXT_CHARACTERS_MAX} characters)"
             )
 
     # -- reading -------------------------------------------------------------------------------
 
     def ordered(self) -> list[PipelineDataset]:
-        """Return all datasets, each behind those that it reads. Raises `InvalidUsage` if some read
-        each other in a circle, or one has no query."""
+        """Return all datasets in dependency order. Raises `InvalidUsage` for a cycle, and for a
+        dataset without a query."""
         for dataset in self._datasets.values():
             if not dataset.query:
                 raise InvalidUsage(f"dataset {dataset.name} ({dataset.place}) has no query")
@@ -298,12 +297,12 @@ class DataflowGraph:
             order = list(graphlib.TopologicalSorter(edges).static_order())
         except graphlib.CycleError as error:
             circle = " -> ".join(self._datasets[key].name for key in error.args[1])
-            raise InvalidUsage(f"datasets read each other in a circle: {circle}") from None
+            raise InvalidUsage(f"datasets depend on each other in a cycle: {circle}") from None
         return [self._datasets[key] for key in order]
 
     def reads(self, dataset: PipelineDataset) -> set[str]:
-        """Return the names, in lower case, of the lasting datasets that one reads, through
-        temporary views too."""
+        """Return the lower-case names of the lasting datasets that a dataset reads, directly or
+        through temporary views."""
         found: set[str] = set()
         for each in self._below(dataset, ("temporary view",)):
             found.update(key for key in self._reads(each) if self._datasets[key].lasting)
@@ -312,11 +311,12 @@ class DataflowGraph:
     def _reads(self, dataset: PipelineDataset) -> list[str]:
         own = fold(dataset.name)
         named = map(fold, find_relations(_bare(dataset.query)))
-        # A dataset that names itself means a name that its query defines, or the service says so.
+        # If a dataset names itself, the name is defined within its query, or the service reports an
+        # error.
         return [key for key in dict.fromkeys(named) if key in self._datasets and key != own]
 
     def _below(self, dataset: PipelineDataset, kinds: Collection[str]) -> Iterator[PipelineDataset]:
-        """Yield a dataset, and what it reads of these kinds, and so on: each once."""
+        """Yield a dataset and its transitive inputs of these kinds, each once."""
         seen, left = {fold(dataset.name)}, [dataset]
         while left:
             found = left.pop()
@@ -332,12 +332,12 @@ class DataflowGraph:
         order: list[PipelineDataset],
         kinds: Collection[str] = ("temporary view",),
     ) -> str:
-        """Return a dataset's query behind the definitions of all datasets of some kinds that it
-        reads. `order`: see `ordered`."""
+        """Return a dataset's query with a WITH that defines its transitive inputs of some kinds.
+        `order` is the result of `ordered`."""
         needed = {fold(each.name) for each in self._below(dataset, kinds)} - {fold(dataset.name)}
         if not needed:
             return dataset.query
-        # One list, in which each is defined once: nested definitions would double at each level.
+        # Define each input once in a single WITH: nested definitions would grow exponentially.
         parts = ", ".join(
             f"{quote_name(each.name)} AS ({_bare(each.query)}\n)"
             for each in order
@@ -346,15 +346,15 @@ class DataflowGraph:
         return f"WITH {parts} ({_bare(dataset.query)}\n)"
 
     def chosen(self, names: Collection[str], *, all_of_them: bool) -> set[str]:
-        """Return the names, in lower case, of the datasets that a run is to define. Raises
-        `InvalidUsage` for one that is none of them."""
+        """Return the lower-case names of the datasets that a run is to define. Raises
+        `InvalidUsage` for an unknown name."""
         if all_of_them:
             return set(self._datasets)
         found = {fold(_name_of(name)): name for name in names}
         for key, name in found.items():
             known = self._datasets.get(key)
             if known is None or not known.lasting:
-                raise InvalidUsage(f"{name} is no dataset of this pipeline that can be refreshed")
+                raise InvalidUsage(f"this pipeline has no dataset {name} that can be refreshed")
         return set(found)
 
 
@@ -363,14 +363,14 @@ def _bare(query: str) -> str:
 
 
 def _settings(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that are Spark's: others are the project's own, for its Python code."""
+    """Return the settings of Spark. Others belong to the project's own Python code."""
     return {key: value for key, value in conf.items() if key.startswith(_SPARK_CONF)}
 
 
 def _name_of(text: str) -> str:
     parts = parse_identifier(text)
     if parts is None:
-        raise InvalidUsage(f"{text!r} is no name of a dataset")
+        raise InvalidUsage(f"invalid dataset name {text!r}")
     return object_name(parts)
 
 
@@ -383,11 +383,11 @@ def _place_of(command: ProtoMessage) -> str:
 
 def _refused(kind: str, name: str, why: str, place: str) -> SparkCondition:
     behind = f" ({place})" if place else ""
-    return unsupported(f"The {kind} {name}{behind} is not kept by Penstock: {why}.")
+    return unsupported(f"The {kind} {name}{behind} is not supported by Penstock: {why}.")
 
 
 def _query_of(relation: ProtoMessage, dataset: PipelineDataset, place: str) -> str:
-    """Return the text of a flow's query. Raises `SparkCondition` if it is no text."""
+    """Return the SQL text of a flow's query. Raises `SparkCondition` if it has none."""
     kind = relation.WhichOneof("rel_type")
     text = plain_text_of(relation)
     if text is not None:
@@ -399,12 +399,12 @@ def _query_of(relation: ProtoMessage, dataset: PipelineDataset, place: str) -> s
         case "read" if read.is_streaming:
             why = f"its query reads a stream; {_STREAMING}"
         case "sql":
-            why = "its text has parameters: write their values into it"
+            why = "its query has parameters; write their values into the text"
         case "with_relations":
-            why = "its text names DataFrames: make each a temporary view of the pipeline"
+            why = "its query names DataFrames; define each as a temporary view of the pipeline"
         case _:
             why = (
-                f"its query is a DataFrame ({kind}), of which Penstock cannot follow changes: "
-                "return spark.sql(text)"
+                f"its query is a DataFrame ({kind}), whose changes Penstock cannot follow; return "
+                "spark.sql(text) instead"
             )
     raise _refused(dataset.kind, dataset.name, why, place)

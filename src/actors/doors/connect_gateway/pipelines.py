@@ -1,9 +1,9 @@
-"""Pipelines: the service as the engine of `spark-pipelines` for materialized views.
+"""Runs the pipelines of `spark-pipelines`, whose datasets become views of the service.
 
-A client sends the definitions one by one, then starts a run. A run checks all of them before it
-changes anything; then it carries out `CREATE OR REPLACE` for each, behind those that it reads, and
-waits until it has contents. A definition that is there already changes nothing, so that a second
-run costs little. What is refreshed, in full or not, is what it already is: a maintained view.
+A client sends the definitions one by one, then starts a run. A run checks all definitions before it
+changes anything. Then it executes `CREATE OR REPLACE` for each, in dependency order, and waits for
+its contents. An unchanged definition has no effect, so a second run costs little. A refresh, full
+or not, does nothing more, because maintained views are always up to date.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from actors.runtime.settings import Settings
 
 pipelines_pb2: Final = pipeline_messages()
 GRAPHS_MAX: Final = 16
-"""Pipelines that one session may have defined at a time."""
+"""Maximum number of pipelines that one session may have defined at a time."""
 _KINDS: Final = ("materialized view", "view", "temporary view")
 _TOLD_AS_THEY_ARE: Final = (AccessDenied, EngineLost, OperationCanceled, ResourceBusy)
-"""Errors that mean something to a client by their class."""
+"""Errors whose class is significant to clients and is preserved."""
 
 
 def defines_pipeline(request: ProtoMessage) -> bool:
     """Return whether a request comes from code that defines a pipeline."""
     if pipelines_pb2 is None:
-        return False  # Spark before 4.1, which answers such a client itself
+        return False  # Spark before 4.1 has no pipelines
     kind = pipelines_pb2.PipelineAnalysisContext.DESCRIPTOR
     return any(each.Is(kind) for each in request.user_context.extensions)
 
 
 class PipelineCommands:
-    """Carries out the commands of pipelines."""
+    """Executes the commands of pipelines."""
 
     def __init__(
         self,
@@ -78,8 +78,11 @@ class PipelineCommands:
         self._execute = execute
 
     def answers(self, session: GatewaySession, command: ProtoMessage) -> Callable[[], AnswerStream]:
-        """Return what answers a `PipelineCommand`; definitions are taken at once. Raises
-        `SparkCondition` for what is refused, and `InvalidUsage`."""
+        """Handle a `PipelineCommand`, and return the source of its answers.
+
+        Definitions take effect immediately, a run when the answers are consumed. Raises
+        `SparkCondition` for unsupported commands, and `InvalidUsage`.
+        """
         kind = command.WhichOneof("command_type")
         match kind:
             case "create_dataflow_graph":
@@ -106,22 +109,23 @@ class PipelineCommands:
                 graph = _graph_of(session, command.start_run)
                 start = command.start_run
                 return lambda: self._run(session, graph, start)
-        raise unsupported(f"The command {kind} of pipelines is not carried out by Penstock.")
+        raise unsupported(f"The pipeline command {kind} is not supported by Penstock.")
 
     # -- a run ---------------------------------------------------------------------------------
 
     async def _run(
         self, session: GatewaySession, graph: DataflowGraph, start: ProtoMessage
     ) -> AnswerStream:
-        """Answer a `StartRun` with its events. Raises the first dataset's error."""
+        """Execute a `StartRun`, and yield its events. Raises the error of the first dataset that
+        fails."""
         yield _result_answer(None)
         order = graph.ordered()
         named = [*start.full_refresh_selection, *start.refresh_selection]
         chosen = graph.chosen(named, all_of_them=start.full_refresh_all or not named)
         flows = [each for each in order if each.lasting and fold(each.name) in chosen]
         if not flows:
-            raise InvalidUsage("the pipeline has no datasets to be kept: it is empty, or its "
-                               "files hold temporary views alone")  # fmt: skip
+            raise InvalidUsage("the pipeline has no datasets to create: it is empty, or contains "
+                               "only temporary views")  # fmt: skip
         for each in flows:
             yield self._event(f"Flow '{each.shown}' is QUEUED.")
         for each in order:
@@ -134,8 +138,8 @@ class PipelineCommands:
         if not start.dry:
             if start.full_refresh_all or start.full_refresh_selection:
                 yield self._event(
-                    "A full refresh recomputes nothing: materialized views of Penstock always have "
-                    "the rows that their queries have now."
+                    "A full refresh recomputes nothing, because materialized views of Penstock are "
+                    "always up to date."
                 )
             yield self._event("Run is RUNNING.")
             failed: PenstockError | None = None
@@ -157,7 +161,7 @@ class PipelineCommands:
         order: list[PipelineDataset],
         flows: list[PipelineDataset],
     ) -> AsyncIterator[str | PenstockError]:
-        """Define datasets; yield what is to be told, and errors."""
+        """Define the datasets `flows` in order. Yield messages for events, and errors."""
         lost: set[str] = set()
         for each in flows:
             if lost & graph.reads(each):
@@ -170,7 +174,7 @@ class PipelineCommands:
             except PenstockError as error:
                 lost.add(fold(each.name))
                 yield f"Flow '{each.shown}' has FAILED."
-                # The others do not wait for it.
+                # Continue with the datasets that do not depend on it.
                 yield _of_dataset(each, error)
             else:
                 yield f"Flow '{each.shown}' has COMPLETED ({how})."
@@ -182,11 +186,12 @@ class PipelineCommands:
         order: list[PipelineDataset],
         dataset: PipelineDataset,
     ) -> None:
-        """Let the service plan a dataset, without any change. Raises its errors."""
+        """Check a dataset by letting the service plan it, without any change. Raises the service's
+        errors."""
         query = graph.query_with(dataset, order, _KINDS)
         alone = query == graph.query_with(dataset, order)
         if dataset.kind == "materialized view" and alone:
-            # Over other datasets of the pipeline the plan is another one than it will be.
+            # Only without other datasets inlined is this the plan that the view will have.
             created = statement_of_dataset(dataset, query)
             await self._carry_out(f"EXPLAIN INCREMENTAL {created}", session)
         else:
@@ -199,14 +204,14 @@ class PipelineCommands:
         order: list[PipelineDataset],
         dataset: PipelineDataset,
     ) -> str:
-        """Put a dataset in place of the former, and wait for its contents. Return what became of
-        it."""
+        """Create or replace a dataset, and wait for its contents. Return "created", "changed" or
+        "unchanged"."""
         before = await self._entry(dataset)
         query = graph.query_with(dataset, order)
         await self._carry_out(statement_of_dataset(dataset, query), session)
         after = await self._entry(dataset)
         if dataset.kind == "materialized view":
-            # Its own errors are the run's: a division by zero, say.
+            # Errors in the view's rows, such as a division by zero, fail the run.
             client = await self._client.get()
             limit_ms = self._settings.replace_deadline_ms
             await client.peek(dataset.name, limit=0, deadline_ms=limit_ms)
@@ -221,7 +226,7 @@ class PipelineCommands:
     async def _carry_out(self, text: str, session: GatewaySession) -> None:
         conf = await self._calls.changed_settings(session)
         if self._execute is None or await self._execute(text, session.caller, conf) is None:
-            raise InvalidUsage("its query reads no object of Penstock")
+            raise InvalidUsage("the query does not read any Penstock object")
 
     def _event(self, message: str) -> ProtoMessage:
         moment = timestamp_pb2.Timestamp()
@@ -234,7 +239,7 @@ class PipelineCommands:
 
 
 def _definition(entry: CatalogObject | None) -> object:
-    """Return what a definition has changed if it differs."""
+    """Return a value that differs if and only if the definition of an object has changed."""
     if entry is None:
         return None
     policy = None if entry.plan is None else entry.plan.policy
@@ -243,9 +248,9 @@ def _definition(entry: CatalogObject | None) -> object:
 
 
 def _create(session: GatewaySession, command: ProtoMessage) -> str:
-    """Keep a new pipeline; return its id."""
+    """Store a new pipeline in the session, and return its id."""
     graph, name = DataflowGraph(command), str(uuid.uuid4())
-    # A client that defines again and again forgets to drop: the oldest is the least wanted.
+    # Drop the oldest: clients may define pipelines repeatedly without dropping them.
     while len(session.pipelines) >= GRAPHS_MAX:
         del session.pipelines[next(iter(session.pipelines))]
     session.pipelines[name] = graph
@@ -255,12 +260,12 @@ def _create(session: GatewaySession, command: ProtoMessage) -> str:
 def _graph_of(session: GatewaySession, command: ProtoMessage) -> DataflowGraph:
     graph = session.pipelines.get(command.dataflow_graph_id)
     if graph is None:
-        raise InvalidUsage(f"there is no pipeline {command.dataflow_graph_id!r} in this session")
+        raise InvalidUsage(f"pipeline {command.dataflow_graph_id!r} does not exist in this session")
     return graph
 
 
 def _of_dataset(dataset: PipelineDataset, error: PenstockError) -> PenstockError:
-    """Return an error that names the dataset that has it."""
+    """Return an error that also names the dataset that caused it."""
     behind = f" ({dataset.place})" if dataset.place else ""
     told = f"pipeline dataset {dataset.name}{behind}: {error}"
     for kind in _TOLD_AS_THEY_ARE:

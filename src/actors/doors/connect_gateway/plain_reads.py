@@ -1,8 +1,8 @@
-"""Plans that are plain reads of one object, as SQL texts that are answered without Spark. Pure.
+"""Recognizes plans that are plain reads of one object, which are answered without Spark. Pure.
 
-A text is its own. A DataFrame of column names, comparisons with literals, and a limit is written
-as a text. `views.simple` decides over both: what it does not surely read as Spark does goes to
-Spark.
+A DataFrame with only column names, comparisons with literals and a limit is converted to an SQL
+text. `read_choice.choose_query` decides whether a text, converted or given, is a plain read. If its
+result might differ from Spark's, Spark executes it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _WHOLE_NUMBERS: Final = frozenset({"byte", "short", "integer", "long"})
 
 
 class DirectRead(msgspec.Struct, frozen=True):
-    """A plain read: its text, and what it reads of which object."""
+    """A plain read: its SQL text, and what it reads."""
 
     sql: str
     read: PlainRead
     schema: TableSchema
-    """Columns of the object."""
+    """The columns of the object."""
 
     def columns(self) -> pa.Schema:
-        """Return the columns of the answer, with their own nullability."""
+        """Return the columns of the result, with their nullability."""
         own = {column.name: column for column in self.schema.columns}
         pairs = zip(self.read.names, self.read.project, strict=True)
         return pa.schema(
@@ -54,14 +54,14 @@ class DirectRead(msgspec.Struct, frozen=True):
 
 
 class _NotPlain(Exception):
-    """The plan is more than a plain read."""
+    """The plan is not a plain read."""
 
 
 def direct_read(
     relation: ProtoMessage, resolve: ResolveName, schemas: Mapping[str, TableSchema]
 ) -> DirectRead | None:
-    """Return the plain read that answers a relation; None if there is none. `schemas`: the columns
-    of all objects, by their names."""
+    """Return a relation as a plain read; None if it is not one. `schemas`: the columns of all
+    objects, by name."""
     try:
         sql = _text_of(relation, resolve)
         sql = None if sql is None else query_text(sql)
@@ -79,13 +79,13 @@ def _text_of(relation: ProtoMessage, resolve: ResolveName) -> str | None:
 
 
 def _bare_text(sql: str, resolve: ResolveName) -> str | None:
-    """Return a text whose one object is named as the service names it; None if it names several, or
-    none."""
+    """Return a text with its only object renamed to the object's own name; None if the text names
+    several objects or none."""
     reads = find_text_reads(sql, resolve)
     if len({each.key for each in reads}) != 1 or any(each.in_string for each in reads):
         return None
     (key,) = {each.key for each in reads}
-    # A relation of the service about itself keeps the database of its name.
+    # The service's relations keep their database as part of the name.
     own = key if is_relation(key) else quote_name(key)
     renames = {
         tuple(part.lower() for part in each.parts): own
@@ -99,8 +99,8 @@ def _bare_text(sql: str, resolve: ResolveName) -> str | None:
 
 
 def _written(relation: ProtoMessage, resolve: ResolveName) -> str:
-    """Return a DataFrame as a text. Raises `_NotPlain`."""
-    # Only the outermost limit: below a filter it would choose the rows that are filtered.
+    """Convert a DataFrame to an SQL text. Raises `_NotPlain`."""
+    # Only an outermost limit: below a filter, it would restrict the rows before filtering.
     limit = ""
     if relation.WhichOneof("rel_type") == "limit":
         limit, relation = f" LIMIT {int(relation.limit.limit)}", relation.limit.input
@@ -108,7 +108,7 @@ def _written(relation: ProtoMessage, resolve: ResolveName) -> str:
     tests: list[str] = []
     while (kind := relation.WhichOneof("rel_type")) != "read":
         if kind == "filter":
-            # A filter above a projection may name what that one has renamed, or dropped.
+            # A filter above a projection may name columns that the projection renamed or dropped.
             tests.append(_condition(relation.filter.condition))
             if columns is None:
                 _refuse_projection_below(relation.filter.input)
@@ -136,7 +136,7 @@ def _refuse_projection_below(relation: ProtoMessage) -> None:
 
 
 def _column(expression: ProtoMessage) -> str:
-    """Return a column of a projection as text: all columns, a name, or a name with an alias."""
+    """Convert an item of a projection to text: ``*``, a name, or a name with an alias."""
     match expression.WhichOneof("expr_type"):
         case "unresolved_attribute":
             return _name(expression)
@@ -152,17 +152,17 @@ def _name(expression: ProtoMessage) -> str:
         raise _NotPlain
     attribute = expression.unresolved_attribute
     parts = parse_identifier(attribute.unparsed_identifier)
-    # A name with dots may be a field of a struct: that is for Spark to tell.
+    # Only Spark can tell whether a name with dots is a field of a struct.
     if parts is None or len(parts) != 1 or attribute.is_metadata_column:
         raise _NotPlain
     return quote_name(parts[0])
 
 
 def _condition(expression: ProtoMessage) -> str:
-    """Return a condition as text: comparisons with literals, tests of NULL, and AND."""
+    """Convert a condition to text: comparisons with literals, NULL tests, and AND."""
     left = [expression]
     tests: list[str] = []
-    # By a list: thousands of conditions may be connected.
+    # Iterate instead of recursing, since thousands of conditions may be combined.
     while left:
         found = left.pop()
         if found.WhichOneof("expr_type") != "unresolved_function":
@@ -189,7 +189,8 @@ def _side(expression: ProtoMessage) -> str:
 
 
 def _literal(literal: ProtoMessage) -> str:
-    """Return a literal as Spark's text has it. Raises `_NotPlain` for kinds that need care."""
+    """Write a literal as Spark SQL. Raises `_NotPlain` for kinds that Spark might read
+    differently."""
     kind = literal.WhichOneof("literal_type")
     if kind in _WHOLE_NUMBERS:
         return str(getattr(literal, kind))
@@ -199,7 +200,7 @@ def _literal(literal: ProtoMessage) -> str:
         return f"{literal.double!r}D"
     if kind == "date":
         return f"DATE'{(_EPOCH + datetime.timedelta(days=literal.date)).isoformat()}'"
-    # A quote or a backslash would have to be escaped, which a setting decides over.
+    # How to escape a quote or a backslash depends on a setting.
     if kind == "string" and not set("'\\") & set(literal.string):
         return f"'{literal.string}'"
     raise _NotPlain

@@ -1,4 +1,4 @@
-"""Decodes the requests of clients, which may be nested deeply and compressed, within bounds."""
+"""Decodes clients' requests, which may be deeply nested and compressed, within limits."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from actors.doors.connect_gateway.plan_rewriting import ProtoMessage, walk_messa
 from actors.engine.spark.spark_releases import is_given
 
 NESTING_MAX: Final = 1024
-"""Messages within messages, as Spark's own server bounds them."""
+"""Maximum nesting of messages, as in Spark's own server."""
 FIELDS_MAX: Final = 100_000
-"""Fields of a deeply nested message: to count them takes a while, in which nothing else runs."""
+"""Maximum fields of a deeply nested message, because counting them blocks the event loop."""
 _LENGTH_DELIMITED: Final = 2
 _FIXED: Final = {1: 8, 5: 4}
-"""Sizes of the wire types whose values have one."""
+"""Sizes of the wire types with fixed size."""
 _MESSAGE_TYPE: Final = 11
 """`FieldDescriptor.TYPE_MESSAGE`."""
 
 
 def decode_request(kind: Any, data: bytes, bytes_max: int) -> ProtoMessage:
-    """Return a request, its compressed plans decompressed. Raises `SparkCondition`."""
+    """Decode a request, including its compressed plans. Raises `SparkCondition`."""
     request = _decoded(kind, data)
     for plan in [
         found
@@ -39,33 +39,33 @@ def _decoded(kind: Any, data: bytes) -> ProtoMessage:
     try:
         return kind.FromString(data)
     except DecodeError:
-        # Either it is no message, or it is nested more deeply than the decoder goes by default.
+        # The bytes are invalid, or nested more deeply than the decoder's default limit.
         if not _is_nested_within(kind.DESCRIPTOR, data, NESTING_MAX):
-            raise _malformed("it is not a message of Spark Connect, or nested too deeply") from None
+            raise _malformed("not a Spark Connect message, or nested too deeply") from None
     return _decoded_deep(kind, data)
 
 
 def _decoded_deep(kind: Any, data: bytes) -> ProtoMessage:
-    """Return a message that is nested deeply, but not too deeply for the decoder's own stack."""
+    """Decode a deeply nested message, whose depth was checked to fit the decoder's stack."""
     try:
         from google._upb import _message
     except ImportError:
-        raise _malformed("it is nested too deeply for this build of protobuf") from None
-    # A switch of the whole process, so it is on for this one call, which does not wait.
+        raise _malformed("nested too deeply for this build of protobuf") from None
+    # This switch affects the entire process, so it is on only during this synchronous call.
     _message.SetAllowOversizeProtos(True)
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise _malformed("it is not a message of Spark Connect") from None
+        raise _malformed("not a Spark Connect message") from None
     finally:
         _message.SetAllowOversizeProtos(False)
 
 
 def _is_nested_within(descriptor: Any, data: bytes, depth_max: int) -> bool:
-    """Return whether a message's bytes are well formed, of at most `FIELDS_MAX` fields, and nested
-    at most so deeply."""
+    """Return whether the bytes of a message are well-formed, with at most `FIELDS_MAX` fields and a
+    nesting of at most `depth_max`."""
     count = 0
-    # By a stack of our own, over the bytes in place: this is what must not overflow.
+    # An explicit stack, since recursion could overflow. The bytes are not copied.
     left = [(descriptor, 0, len(data), 1)]
     while left:
         kind, at, end, depth = left.pop()
@@ -78,20 +78,20 @@ def _is_nested_within(descriptor: Any, data: bytes, depth_max: int) -> bool:
                 return False
             number, wire, start, at = read
             field = kind.fields_by_number.get(number)
-            # A field that this release does not know is not decoded either, and so not descended.
+            # The decoder skips unknown fields, so do not descend into them.
             if wire == _LENGTH_DELIMITED and field is not None and field.type == _MESSAGE_TYPE:
                 left.append((field.message_type, start, at, depth + 1))
     return True
 
 
 def _field(data: bytes, at: int, end: int) -> tuple[int, int, int, int] | None:
-    """Return (number, wire type, start of the value, end of it) of a field; None if malformed."""
+    """Return (number, wire type, start and end of the value) of a field; None if malformed."""
     found = _varint(data, at, end)
     if found is None:
         return None
     tag, start = found
     if not tag >> 3:
-        return None  # there is no field number 0
+        return None  # field number 0 is invalid
     wire = tag & 7
     if wire == 0:
         value = _varint(data, start, end)
@@ -121,29 +121,29 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int] | None:
 
 
 def _decompress(plan: ProtoMessage, bytes_max: int) -> None:
-    """Replace a compressed plan by what it holds, of at most `bytes_max` bytes."""
+    """Decompress a plan in place, to at most `bytes_max` bytes."""
     packed = plan.compressed_operation
     if packed.compression_codec != base_pb2.COMPRESSION_CODEC_ZSTD:
-        raise _malformed("its compression is not known")
+        raise _malformed("unknown compression")
     try:
         import zstandard
     except ImportError:
-        raise _malformed("it is compressed, and zstandard is not installed") from None
+        raise _malformed("it is compressed, but zstandard is not installed") from None
     try:
-        # By a reader: the size that a frame tells of itself is not to be trusted.
+        # Read with a limit, since the size that a frame claims cannot be trusted.
         with zstandard.ZstdDecompressor().stream_reader(packed.data) as reader:
             data = reader.read(bytes_max + 1)
     except zstandard.ZstdError as error:
-        raise _malformed(f"it cannot be decompressed: {error}") from None
+        raise _malformed(f"decompression failed: {error}") from None
     if len(data) > bytes_max:
-        raise _malformed(f"it has more than {bytes_max} bytes (connect_message_bytes_max)")
+        raise _malformed(f"it exceeds {bytes_max} bytes (connect_message_bytes_max)")
     kinds = base_pb2.Plan.CompressedOperation
     if packed.op_type == kinds.OP_TYPE_RELATION:
         plan.root.CopyFrom(_decoded(type(plan.root), data))
     elif packed.op_type == kinds.OP_TYPE_COMMAND:
         plan.command.CopyFrom(_decoded(type(plan.command), data))
     else:
-        raise _malformed("it is neither a relation nor a command")
+        raise _malformed("neither a relation nor a command")
 
 
 def _malformed(text: str) -> SparkCondition:

@@ -1,12 +1,11 @@
-"""The fields of Spark Connect's requests that reach nothing outside of a query. Pure.
+"""Lists the fields of Spark Connect requests that clients may set without the right to run code.
 
-A client may set these without the right to run code. What is not among them is refused: it runs
-code of the client, names a file, a class or an address, changes what others see, or came with a
-release that nobody has looked at yet. A test compares the lists with the messages of the installed
-PySpark, and fails when a release has a field that is in neither. Whoever adds it here has looked at
-what Spark's server does with it.
+These fields affect nothing outside a query. All others are refused, because they run code of the
+client, name a file, a class or an address, change what others see, or came with a release that was
+not reviewed yet. A test compares the lists with the messages of the installed PySpark, and fails if
+a field is in neither list. Before you add a field here, check what Spark's server does with it.
 
-Some fields are permitted for some values alone: see `plan_rights`.
+For some fields only certain values are permitted (`plan_rights`). Pure.
 """
 
 from __future__ import annotations
@@ -279,7 +278,8 @@ GetStatusRequest: session_id user_context client_type client_observed_server_sid
     operation_status
 GetStatusRequest.OperationStatusRequest: operation_ids
 """
-"""Message, and its fields. Messages that these fields do not lead to are in neither list."""
+"""Messages with their permitted fields. Messages that these fields cannot reach are in neither
+list."""
 _REFUSED: Final = """
 AddArtifactsRequest
 ArtifactStatusesRequest
@@ -321,12 +321,11 @@ PipelineCommand.DefineFlow: auto_cdc_flow_details extension
 PipelineCommand.StartRun: storage
 SourceCodeLocation: extension
 """
-"""Messages and fields that are refused to those who may not run code; a message by itself: all of
-it."""
+"""Messages with the fields that require the right to run code; all fields if none is listed."""
 
 
 def _listed(text: str) -> Mapping[str, frozenset[str]]:
-    """Return the fields of each message of a list, by the message's full name."""
+    """Parse a list into the fields of each message, by the message's full name."""
     found: dict[str, frozenset[str]] = {}
     for line in text.replace("\n    ", " ").strip().splitlines():
         name, _, fields = line.partition(":")

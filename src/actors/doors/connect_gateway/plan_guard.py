@@ -1,9 +1,8 @@
-"""Decides whether Spark may be given a plan of a client that may not run code of its own.
+"""Checks the plans of clients without the right to run code, before Spark gets them.
 
-The form of the request was checked when it came (`plan_rights.check_form`). Here it is what the
-plan names: only objects of the service, temporary views of the session, and functions of Spark that
-reach nothing outside of a query. Texts are parsed by Spark itself, which neither analyses nor runs
-them.
+`plan_rights.check_form` checks the form of a request when it arrives. This module checks what a
+plan names: only objects of the service, temporary views of the session, and Spark functions without
+effects outside a query. Spark itself parses SQL texts for this, without analyzing or running them.
 """
 
 from __future__ import annotations
@@ -30,28 +29,32 @@ from actors.model.protocol.relations import fold
 from actors.runtime.errors import AccessDenied, UnknownObject
 
 _OWN_PLACES: Final[tuple[NameParts, ...]] = ((), ("default",), ("spark_catalog", "default"))
-"""Catalog and database of names that are the service's to answer for."""
+"""Qualifiers of names that the service resolves."""
 PARSED_MAX: Final = 1_024
-"""Texts whose parse is remembered."""
+"""Maximum number of cached parse results."""
 PARSED_CHARACTERS_MAX: Final = 4_096
-"""Longer texts are parsed each time."""
+"""Longest text whose parse result is cached."""
 
 
 class PlanGuard:
     """Checks plans."""
 
     def __init__(self, executor: Any) -> None:
-        """Take the executor, whose Spark parses."""
+        """`executor` runs the Spark whose parser is used."""
         self._executor = executor
         self._numbers = itertools.count(1)
-        # What a text says to the parser depends on nothing else: see `session_settings`.
+        # Cached parse results. They depend on nothing else, since `session_settings` fixes all
+        # settings that affect the parser.
         self._parsed: OrderedDict[tuple[str, bool], StatementParsed] = OrderedDict()
 
     async def check(
         self, session: GatewaySession, message: ProtoMessage, names: ObjectNames
     ) -> None:
-        """Raise `AccessDenied` if the caller may not have Spark execute or analyse this plan,
-        `UnknownObject` for a name of nothing, and Spark's error for a text that does not parse."""
+        """Raise `AccessDenied` if the caller may not have Spark execute or analyze this plan.
+
+        Raises `UnknownObject` for a name that does not exist, and Spark's error for a text that
+        does not parse.
+        """
         who = caller()
         if who.runs_code:
             return
@@ -70,13 +73,13 @@ class PlanGuard:
         refused = _refused(parsed)
         if refused:
             raise AccessDenied(code_refusal(known.role, refused))
-        # As the names are found and replaced in it later.
+        # These names will be found and replaced in the text later.
         found = {_folded(each.parts) for each in text_reads(message, ".".join)}
         for parts in parsed.relations:
             if len(parts) == 1 and parts[0].lower() in beside:
                 continue
             known.check_read(parts)
-            # One that is not replaced would mean something else to Spark.
+            # A name that is not replaced would mean something else to Spark.
             if _folded(parts) not in found:
                 raise AccessDenied(code_refusal(known.role, f"relation {'.'.join(parts)}"))
 
@@ -97,20 +100,20 @@ class PlanGuard:
 
 
 def _refused(parsed: StatementParsed) -> str:
-    """Return what of a text is not permitted; empty for nothing."""
+    """Return what is not permitted in a text; "" if everything is."""
     if parsed.command == "SetCommand":
-        return "SET in a text: set it by spark.conf"
+        return "SET in a text: use spark.conf"
     if parsed.command:
         return f"statement {parsed.command}"
     if parsed.refused:
         return f"{parsed.kind} {parsed.refused}"
     if parsed.unknown:
-        return f"function {parsed.unknown[0]}, which is none of Spark's own"
+        return f"function {parsed.unknown[0]}, which is not built into Spark"
     return ""
 
 
 class _KnownNames:
-    """The names that a session may use."""
+    """Checks the names that a session may use."""
 
     def __init__(self, session: GatewaySession, names: ObjectNames, role: str) -> None:
         self._session = session
@@ -131,8 +134,8 @@ class _KnownNames:
                 raise self._unusable(parts)
 
     def check_read(self, parts: NameParts, written: str | None = None) -> None:
-        """Raise `AccessDenied` or `UnknownObject` unless a name is an object's or a temporary
-        view's. `written`: as it stands by itself in a plan."""
+        """Raise `AccessDenied` or `UnknownObject` unless a name is that of an object or a temporary
+        view. `written`: the name's text, if it is a field of a plan."""
         if not self._is_readable(parts, written):
             raise self._unusable(parts)
 
@@ -143,7 +146,7 @@ class _KnownNames:
             return True
         if names.key_of(parts, session.hidden) is not None:
             return True
-        # Spark finds these by itself: it must read the name as it is read here.
+        # Spark resolves these names itself, so it must parse them in the same way.
         plain = is_plain_name(parts[0]) and written in (None, parts[0], f"`{parts[0]}`")
         return plain and len(parts) == 1 and alone in session.own_views
 
@@ -154,10 +157,10 @@ class _KnownNames:
         return parts
 
     def _unusable(self, parts: NameParts) -> AccessDenied | UnknownObject:
-        """Return the error of a name: one of nothing, or of something that is Spark's."""
+        """Return the error for a name that does not exist, or that Spark would resolve."""
         shown = ".".join(parts)
         if _folded(parts[:-1]) in _OWN_PLACES:
-            return UnknownObject(f"there is no table or view named {shown!r}")
+            return UnknownObject(f"table or view {shown!r} does not exist")
         return AccessDenied(code_refusal(self.role, f"relation {shown}"))
 
 

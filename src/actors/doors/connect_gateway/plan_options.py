@@ -1,8 +1,8 @@
-"""Refuses what a plan says of the service's objects beside their names, if nothing obeys it. Pure.
+"""Refuses fields and options in plans that have no effect for the service's objects. Pure.
 
-Spark would take these fields for its own tables. What no field here obeys must not be dropped: a
-read with `versionAsOf` that returns the present rows is a wrong answer. A test compares the lists
-with the messages of the installed PySpark.
+Spark supports these fields for its own tables. Here they must be refused instead of ignored: a read
+with `versionAsOf` that returns the current rows would be wrong. A test compares the lists with the
+messages of the installed PySpark.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OBEYED_FIELDS: Final[Mapping[str, frozenset[str]]] = {
     f"{PREFIX}WriteOperation.SaveTable": frozenset({"table_name", "save_method"}),
     f"{PREFIX}WriteOperationV2": frozenset({"input", "table_name", "mode"}),
 }
-"""Fields that are obeyed for objects of the service, by message."""
+"""Fields that are supported for objects of the service, by message."""
 REFUSED_FIELDS: Final[Mapping[str, frozenset[str]]] = {
     NAMED_TABLE: frozenset({"options"}),
     f"{PREFIX}WriteOperation": frozenset(
@@ -60,14 +60,14 @@ REFUSED_FIELDS: Final[Mapping[str, frozenset[str]]] = {
         ]
     ),
 }
-"""Fields that are refused for them."""
+"""Fields that are refused for objects of the service, by message."""
 _PAST: Final = frozenset({"versionasof", "timestampasof"})
 
 
 def check_reads(message: ProtoMessage, resolve: ResolveName) -> None:
     """Raise `SparkCondition` if a read of an object has options."""
     for each in walk_messages(message):
-        # Options of a stream are looked at in `change_streams`.
+        # `change_streams` checks the options of streams.
         if each.DESCRIPTOR.full_name != f"{PREFIX}Read" or each.is_streaming:
             continue
         table = each.named_table
@@ -79,30 +79,31 @@ def check_reads(message: ProtoMessage, resolve: ResolveName) -> None:
 def _read_refusal(option: str, name: str) -> str:
     if option.lower() in _PAST:
         return (
-            f"Option {option} of a read of {name} of Penstock: a plan reads at the present time. "
-            "Read a past one with Client.peek(as_of=…), or with AS OF over PostgreSQL's protocol."
+            f"Option {option} is not supported for the Penstock object {name}: plans read the "
+            "latest contents. For past contents use Client.peek(as_of=…), or AS OF over "
+            "PostgreSQL's protocol."
         )
-    return f"Option {option} of a read of {name} of Penstock: there are no options of a read."
+    return f"Option {option} is not supported for the Penstock object {name}: omit it."
 
 
 def check_write(write: ProtoMessage, name: str) -> None:
-    """Raise `SparkCondition` if a write into an object of this name, which may be new, has fields
-    or options that nothing here obeys."""
+    """Raise `SparkCondition` if a write into an existing or new object has fields or options that
+    are not supported."""
     obeyed = OBEYED_FIELDS[write.DESCRIPTOR.full_name]
     for field, value in write.ListFields():
-        # A switch that is off is as if it were not there.
+        # A flag that is off has no effect.
         if field.name in obeyed or value is False:
             continue
         options = sorted(value) if field.name == "options" else []
         what = f"option {options[0]}" if options else field.name
         raise unsupported(
-            f"A write into {name} of Penstock with {what}: a table here has none. Create it by "
-            "CREATE TABLE, and append to it."
+            f"Writing into the Penstock table {name} does not support {what}. Create the table "
+            "with CREATE TABLE, and append to it."
         )
 
 
 def creates(write: ProtoMessage) -> bool:
-    """Return whether a write makes a table that is not there."""
+    """Return whether a write creates its table if it does not exist."""
     if write.DESCRIPTOR.full_name == f"{PREFIX}WriteOperation":
         return bool(
             write.table.save_method
@@ -115,11 +116,11 @@ def creates(write: ProtoMessage) -> bool:
 
 
 def wants_absence(write: ProtoMessage) -> bool:
-    """Return whether a write fails where its table is there already."""
+    """Return whether a write fails if its table exists."""
     if write.DESCRIPTOR.full_name == f"{PREFIX}WriteOperation":
         return creates(write) and write.mode in (
             commands_pb2.WriteOperation.SAVE_MODE_UNSPECIFIED,
             commands_pb2.WriteOperation.SAVE_MODE_ERROR_IF_EXISTS,
         )
-    # The second version's other modes replace what is there, or append to it.
+    # The other modes of version 2 replace the table or append to it.
     return bool(write.mode == commands_pb2.WriteOperationV2.MODE_CREATE)

@@ -1,14 +1,15 @@
-"""Plans of Spark Connect: the objects that they name, and plans with relations in their place.
+"""Finding the objects that a Spark Connect plan names, and replacing them with relations. Pure.
 
-Pure. A plan is walked by the descriptors of its messages, so that no field is forgotten, whatever
-release wrote it. Four kinds of fields name objects: tables that are read by name, SQL texts,
-expressions that are written as SQL, and the targets of writes.
+A plan is traversed by the descriptors of its messages, so that no field is missed in any release.
+Four kinds of fields name objects: reads of named tables, SQL texts, SQL expressions, and the
+targets of writes.
 
-A read by name is replaced by its relation under an alias of the same name, so that columns keep
-their qualifiers. To an SQL text the relations are given as Spark's own protocol has it: the text
-is the root of `WithRelations`, each relation an alias beside it. The text stays as it is, but for
-names with a database before them. An expression cannot have relations beside it; those that it
-needs are returned, to be temporary views of the session while Spark analyses the plan.
+- A read of a named table is replaced by its relation, under an alias of the same name, so that
+  qualified columns still resolve.
+- An SQL text becomes the root of a `WithRelations` message, with its relations as aliases. The text
+  is not changed, except for names that have a database.
+- An SQL expression cannot have relations. They are returned, and must be temporary views of the
+  session while Spark analyzes the plan.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from actors.doors.connect_gateway.sql_names import (
 )
 
 ProtoMessage: TypeAlias = Any
-"""A message of protobuf: its classes are made at run time, and have no types."""
+"""A protobuf message. Its classes are created at runtime, and have no static types."""
 
 PREFIX: Final = "spark.connect."
 NAMED_TABLE: Final = f"{PREFIX}Read.NamedTable"
@@ -42,7 +43,7 @@ TEXT_FIELDS: Final[Mapping[str, str]] = {
     f"{PREFIX}Expression.ExpressionString": "expression",
     f"{PREFIX}PipelineCommand.DefineSqlGraphElements": "sql_text",
 }
-"""Fields that hold SQL, by the message that they are in."""
+"""Fields that contain SQL, by message."""
 EXPRESSION_TEXT: Final = f"{PREFIX}Expression.ExpressionString"
 _NAMES_TABLES: Final = re.compile(r"\b(?:FROM|TABLE|IDENTIFIER|EXECUTE)\b", re.IGNORECASE)
 READ_FIELDS: Final[Mapping[str, str]] = {
@@ -50,44 +51,46 @@ READ_FIELDS: Final[Mapping[str, str]] = {
     f"{PREFIX}RelationChanges": "unparsed_identifier",
     f"{PREFIX}PipelineCommand.DefineFlow.AutoCdcFlowDetails": "source",
 }
-"""Fields that name a table that is read."""
+"""Fields that name a table to read, by message."""
 WRITE_FIELDS: Final[Mapping[str, str]] = {
     f"{PREFIX}WriteOperation.SaveTable": "table_name",
     f"{PREFIX}WriteOperationV2": "table_name",
     f"{PREFIX}MergeIntoTableCommand": "target_table_name",
     f"{PREFIX}WriteStreamOperationStart": "table_name",
 }
-"""Fields that name a table that is written."""
+"""Fields that name a table to write, by message."""
 UNBOUND: Final = frozenset(READ_FIELDS) - {NAMED_TABLE}
-"""Messages that read a table in a way that rows at one time cannot answer."""
+"""Messages that read the changes of a table, which cannot be replaced by rows at one timestamp."""
 GENERATED: Final = "__penstock_"
-"""Prefix of aliases for names that cannot be aliases themselves."""
+"""Prefix of generated aliases, for names that are not valid aliases."""
 
 
 class PlanNames(msgspec.Struct, frozen=True):
-    """Keys of the objects that a plan names."""
+    """The objects that a plan names, by key."""
 
     read: Mapping[str, int]
-    """Objects whose rows it reads, and how often it names each."""
+    """Objects whose rows it reads, with the number of times it names each."""
     written: frozenset[str] = frozenset()
+    """Objects that it writes."""
     followed: frozenset[str] = frozenset()
-    """Objects whose changes it reads, once or as a stream."""
+    """Objects whose changes it reads, as a batch or as a stream."""
 
 
 class BoundPlan(msgspec.Struct, frozen=True):
-    """A plan whose names are replaced."""
+    """A plan whose names have been replaced."""
 
     message: ProtoMessage
+    """The new plan, or the message that contains it."""
     views: Mapping[str, ProtoMessage]
-    """Relations that it needs as temporary views of the session, by name, while Spark analyses
-    it."""
+    """Relations, by name, that must be temporary views of the session while Spark analyzes it."""
     texts: bool = False
-    """True if a text in it comes with relations, which Spark makes temporary views meanwhile."""
+    """True if an SQL text in it has relations. Spark makes temporary views of them during the
+    analysis."""
 
 
 def walk_messages(message: ProtoMessage) -> Iterator[ProtoMessage]:
-    """Yield a message and all messages in it, each before those in it."""
-    # By a stack of our own: a plan may be nested more deeply than Python's calls.
+    """Yield a message and all messages nested in it, parents before children."""
+    # An explicit stack: a plan may be nested more deeply than Python's recursion limit.
     left = [message]
     while left:
         found = left.pop()
@@ -96,7 +99,7 @@ def walk_messages(message: ProtoMessage) -> Iterator[ProtoMessage]:
 
 
 def children_of(message: ProtoMessage) -> list[ProtoMessage]:
-    """Return the messages in a message, of single fields, lists and maps."""
+    """Return the direct children of a message: in single fields, lists and maps."""
     found: list[ProtoMessage] = []
     for field, value in message.ListFields():
         if field.message_type is None:
@@ -105,7 +108,7 @@ def children_of(message: ProtoMessage) -> list[ProtoMessage]:
             found.append(value)
         elif not field.message_type.GetOptions().map_entry:
             found += value
-        # A map's values are messages or not; its keys never are.
+        # The values of a map may be messages; its keys cannot.
         elif field.message_type.fields_by_name["value"].message_type is not None:
             found += value.values()
     return found
@@ -119,7 +122,7 @@ def _is_repeated(field: ProtoMessage) -> bool:
 
 
 def find_names(message: ProtoMessage, resolve: ResolveName) -> PlanNames:
-    """Return the objects that a plan, or a part of one, names."""
+    """Find the objects that a plan, or a part of one, names."""
     read: dict[str, int] = {}
     written: set[str] = set()
     followed: set[str] = set()
@@ -145,21 +148,21 @@ def find_names(message: ProtoMessage, resolve: ResolveName) -> PlanNames:
 
 
 def _key_of(message: ProtoMessage, resolve: ResolveName) -> str | None:
-    """Return the key of the object that the message's one field names."""
+    """Return the key of the object that a message's read or write field names."""
     name = message.DESCRIPTOR.full_name
     parts = parse_identifier(getattr(message, READ_FIELDS.get(name) or WRITE_FIELDS[name]))
     return None if parts is None else resolve(parts)
 
 
 def text_reads(message: ProtoMessage, resolve: ResolveName) -> list[TextRead]:
-    """Return the tables that the text of a message may read, those in its arguments too."""
+    """Return the tables that a message's SQL text may read, including those in its arguments."""
     name = message.DESCRIPTOR.full_name
     text = getattr(message, TEXT_FIELDS[name])
-    # A column may be called like a table; without one of these words no table is named.
+    # A column may have the name of a table. Without one of these words the text names no table.
     if name == EXPRESSION_TEXT and _NAMES_TABLES.search(text) is None:
         return []
     found = dict.fromkeys(find_text_reads(text, resolve)) if text else {}
-    # `IDENTIFIER(:name)` takes its name from an argument.
+    # `IDENTIFIER(:name)` gets a name from an argument.
     if "identifier" in text.lower() or "execute" in text.lower():
         for argument in walk_messages(message):
             if argument.DESCRIPTOR.full_name == f"{PREFIX}Expression.Literal":
@@ -177,12 +180,14 @@ def bind_names(
     relation_of: Callable[[str], ProtoMessage],
     qualifier_of: Callable[[str], NameParts] = lambda key: (),
 ) -> BoundPlan:
-    """Return a copy of a plan, or of a message with plans in it, whose names are replaced.
+    """Copy a plan, or a message that contains plans, with names replaced by relations.
 
     Args:
-        relation_of: The relation of an object, by its key.
-        qualifier_of: The catalog and database that a column's qualifier may name before the
-            object's name.
+        message: The plan or message.
+        resolve: Returns the key of a named object.
+        relation_of: Returns the relation of an object by its key.
+        qualifier_of: Returns the catalog and database that may precede the object's name in the
+            qualifier of a column.
     """
     bound = type(message)()
     bound.CopyFrom(message)
@@ -192,7 +197,7 @@ def bind_names(
 
 
 class _NameBinder:
-    """Replaces names in a plan, in place."""
+    """Replaces the names in a plan in place."""
 
     def __init__(
         self,
@@ -204,25 +209,28 @@ class _NameBinder:
         self._relation_of = relation_of
         self._qualifier_of = qualifier_of
         self._generated: dict[str, str] = {}
+        """Generated aliases by the key of the object."""
         self.views: dict[str, ProtoMessage] = {}
+        """See `BoundPlan.views`."""
         self.texts = False
+        """See `BoundPlan.texts`."""
 
     def bind(self, message: ProtoMessage) -> None:
-        """Replace all names below a message."""
+        """Replace all names in a message."""
         ordered: list[ProtoMessage] = []
-        # By identity, which lasts as long as `ordered` holds the messages.
+        # Object ids, which stay valid while `ordered` references the messages.
         texts: set[int] = set()
         left = [message]
         while left:
             found = left.pop()
             ordered.append(found)
             if found.DESCRIPTOR.full_name == f"{PREFIX}WithRelations" and binds_text(found):
-                # Its text is given more relations; a `WithRelations` of its own would not be taken.
+                # Its relations are extended, because Spark would reject a nested `WithRelations`.
                 texts.add(id(found))
                 left += [*children_of(found.root.sql), *found.references]
             else:
                 left += children_of(found)
-        # What is deeper first: a message that is copied by the one above it is complete then.
+        # Children first, so that a message is complete when its parent copies it.
         for found in reversed(ordered):
             match found.DESCRIPTOR.full_name.removeprefix(PREFIX):
                 case "WithRelations" if id(found) in texts:
@@ -237,7 +245,7 @@ class _NameBinder:
                     self._bind_expression(found)
 
     def _replace_read(self, relation: ProtoMessage) -> None:
-        """Replace a read by name with the object's relation under an alias."""
+        """Replace a read of a named table with the object's relation under an alias."""
         read = relation.read
         if not read.HasField("named_table") or read.is_streaming:
             return
@@ -246,14 +254,14 @@ class _NameBinder:
         if parts is None or key is None:
             return
         _keep_common(relation)
-        # As Spark resolves a table: its columns are qualified by catalog, database and name.
+        # As when Spark resolves a table, columns are qualified by catalog, database and name.
         alias = relation.subquery_alias
         alias.alias = parts[-1]
         alias.qualifier.extend(self._qualifier_of(key))
         alias.input.CopyFrom(self._relation_of(key))
 
     def _wrap_text(self, relation: ProtoMessage) -> None:
-        """Put relations beside a text that has none."""
+        """Wrap a text without relations in a `WithRelations`, if it needs any."""
         if not text_reads(relation.sql, self._resolve):
             return
         text = relations_pb2.SQL()
@@ -263,12 +271,12 @@ class _NameBinder:
         self._give_relations(relation.with_relations, relation.with_relations.root.sql)
 
     def _give_relations(self, bound: ProtoMessage, sql: ProtoMessage) -> None:
-        """Add the relations that a text needs to those beside it."""
+        """Add the relations that a text needs to its `WithRelations`."""
         present = {each.subquery_alias.alias.lower() for each in bound.references}
         reads = [
             each
             for each in text_reads(sql, self._resolve)
-            # The user gave a relation of this name along with the text: it comes first.
+            # A relation of this name that the client sent with the text has precedence.
             if len(each.parts) > 1 or each.parts[0].lower() not in present
         ]
         for alias, key in self._aliases(reads).items():
@@ -280,7 +288,7 @@ class _NameBinder:
         sql.query = self._renamed(sql.query, reads)
 
     def _bind_command(self, command: ProtoMessage) -> None:
-        """Write a command of the older form, which cannot have relations, in the newer one."""
+        """Convert a command from its older form, which cannot have relations, to the newer one."""
         if not text_reads(command, self._resolve):
             return
         command.input.sql.CopyFrom(text_of_command(command))
@@ -289,7 +297,7 @@ class _NameBinder:
         self._wrap_text(command.input)
 
     def _bind_expression(self, written: ProtoMessage) -> None:
-        # Spark parses the expression by itself, where nothing can stand beside it.
+        # Spark parses an expression alone, so it cannot have a `WithRelations`.
         reads = text_reads(written, self._resolve)
         for alias, key in self._aliases(reads).items():
             self.views[alias] = self._relation_of(key)
@@ -298,13 +306,13 @@ class _NameBinder:
     # -- aliases -------------------------------------------------------------------------------
 
     def _aliases(self, reads: Iterable[TextRead]) -> dict[str, str]:
-        """Return the keys of the objects by the aliases under which a text will name them."""
+        """Map the aliases that a text will use to the keys of their objects."""
         return {self._alias(each): each.key for each in reads}
 
     def _alias(self, read: TextRead) -> str:
         name = read.parts[-1]
-        # Spark makes a temporary view of this name. It must be one that Spark takes without quotes,
-        # and must not replace a view that the user has made.
+        # Spark makes a temporary view of this name. The name must be valid without quotes, and must
+        # not replace a view that the client has created.
         if is_plain_name(name) and self._resolve((name,)) == read.key:
             return name.lower()
         made = self._generated.get(read.key)
@@ -313,7 +321,7 @@ class _NameBinder:
         return made
 
     def _renamed(self, text: str, reads: Iterable[TextRead]) -> str:
-        """Return a text with the aliases of names that are not aliases themselves."""
+        """Replace the names in a text that differ from their aliases."""
         renames: dict[NameParts, str] = {}
         for each in reads:
             folded, alias = tuple(part.lower() for part in each.parts), self._alias(each)
@@ -323,14 +331,14 @@ class _NameBinder:
 
 
 def binds_text(bound: ProtoMessage) -> bool:
-    """Return whether Spark takes a `WithRelations` as a text with views of its own."""
+    """Return whether Spark treats a `WithRelations` as an SQL text with its own views."""
     if bound.root.WhichOneof("rel_type") != "sql" or not bound.references:
         return False
     return all(each.WhichOneof("rel_type") == "subquery_alias" for each in bound.references)
 
 
 def _keep_common(relation: ProtoMessage) -> None:
-    """Clear a relation but for its metadata: columns name it by its plan id."""
+    """Clear a relation, except for `common`: columns refer to it by its plan id."""
     kept = relations_pb2.RelationCommon()
     kept.CopyFrom(relation.common)
     had = relation.HasField("common")
@@ -343,7 +351,7 @@ def _keep_common(relation: ProtoMessage) -> None:
 
 
 def text_of_command(command: ProtoMessage) -> ProtoMessage:
-    """Return the `SQL` of a command of the older form, which has the text itself."""
+    """Return the `SQL` message for a command in the older form, which contains the text itself."""
     text = relations_pb2.SQL(query=command.sql)
     for name, value in command.args.items():
         text.args[name].CopyFrom(value)
@@ -355,16 +363,16 @@ def text_of_command(command: ProtoMessage) -> ProtoMessage:
 
 
 def relation_of_command(command: ProtoMessage) -> ProtoMessage:
-    """Return the relation that stands for the answer of a query in a `SqlCommand`: Scala's and
-    JDBC's clients send the text, Python's sends this relation."""
+    """Return the relation of the query in a `SqlCommand`. The Scala and JDBC clients send the text,
+    the Python client sends this relation."""
     if command.HasField("input"):
         return command.input
     return relations_pb2.Relation(sql=text_of_command(command))
 
 
 def written_text_of(relation: ProtoMessage) -> str | None:
-    """Return the text of a relation that is an SQL text, with whatever arguments and relations;
-    None for every other relation."""
+    """Return the text of a relation that is an SQL text, with or without arguments and relations;
+    None for all other relations."""
     if relation.WhichOneof("rel_type") == "with_relations":
         relation = relation.with_relations.root
     return str(relation.sql.query) if relation.WhichOneof("rel_type") == "sql" else None
@@ -372,7 +380,7 @@ def written_text_of(relation: ProtoMessage) -> str | None:
 
 def plain_text_of(relation: ProtoMessage) -> str | None:
     """Return the text of a relation that is an SQL text without arguments and relations; None for
-    every other relation."""
+    all other relations."""
     if relation.WhichOneof("rel_type") != "sql":
         return None
     sql = relation.sql
@@ -382,8 +390,8 @@ def plain_text_of(relation: ProtoMessage) -> str | None:
 
 
 def statement_of(plan: ProtoMessage) -> str | None:
-    """Return the text that a plan executes as a statement, without arguments; None for every other
-    plan."""
+    """Return the text of a plan that is an SQL statement without arguments; None for all other
+    plans."""
     if plan.WhichOneof("op_type") != "command":
         return None
     if plan.command.WhichOneof("command_type") != "sql_command":
@@ -392,7 +400,7 @@ def statement_of(plan: ProtoMessage) -> str | None:
 
 
 def shown_plan(plan: ProtoMessage) -> str:
-    """Return what a plan executes, for people: its statement, or what kind of plan it is."""
+    """Describe a plan for people: its statement, or its kind."""
     text = statement_of(plan)
     if text is not None:
         return text
@@ -401,5 +409,5 @@ def shown_plan(plan: ProtoMessage) -> str:
 
 
 def plan_of(relation: ProtoMessage) -> ProtoMessage:
-    """Return a relation as a plan."""
+    """Wrap a relation in a plan."""
     return base_pb2.Plan(root=relation)

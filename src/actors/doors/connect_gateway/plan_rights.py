@@ -1,10 +1,11 @@
-"""Checks what a client asks for that may not run code of its own. Pure.
+"""Checks of requests from clients that may not run their own code. Pure.
 
-A request is looked at before Spark sees any of it. First its form: only the fields of `plan_fields`
-may be set, and no field that this release does not know. Then its uses (`find_uses`): the relations
-that it names, and its SQL texts, which Spark's parser reads (`text_rights`).
+A request is checked before any of it is sent to Spark. First its form (`check_form`): only the
+fields in `plan_fields` may be set, and no fields that this release does not know. Then its uses
+(`find_uses`): the relations that it names, and its SQL texts, which Spark's parser analyzes
+(`text_rights`).
 
-All that is refused here is refused with `AccessDenied`, which says what would give the right.
+Rejected requests raise `AccessDenied`, whose message names the missing right.
 """
 
 from __future__ import annotations
@@ -36,41 +37,41 @@ from actors.runtime.errors import AccessDenied
 
 _PIPELINES: Final = pipeline_messages()
 _STREAM_SINKS: Final = frozenset({"memory", "noop"})
-"""Sinks that keep the rows in the session, or nowhere."""
+"""Sinks that store rows in the session, or not at all."""
 _PARSED_FORMATS: Final = frozenset(
     getattr(relations_pb2.Parse, f"PARSE_FORMAT_{name}")
     for name in ("CSV", "JSON", "XML")
     if f"PARSE_FORMAT_{name}" in relations_pb2.Parse.ParseFormat.keys()  # noqa: SIM118
 )
 _PLANNED_FUNCTIONS: Final = frozenset({"product", "timestampadd", "timestampdiff"})
-"""Functions that Spark's server makes by itself, which have no name in SQL."""
+"""Functions that Spark's server handles itself, and that have no name in SQL."""
 _WRITES: Final = frozenset({"WriteOperation.SaveTable", "WriteOperationV2"})
 _ASKED_OF_CATALOG: Final = frozenset({"TableExists", "GetTable", "ListColumns", "IsCached"})
-"""Questions about one relation, which is of Spark's own database or there is none."""
+"""Questions about one relation, which is in Spark's own database or does not exist."""
 _KEPT_IN_CATALOG: Final = frozenset(
     {"CacheTable", "UncacheTable", "RefreshTable", "GetTableProperties", "GetCreateTableString"}
 )
-"""Requests about one relation that the client can read."""
+"""Requests about one relation that the client must be able to read."""
 
 
 class PlanUses(msgspec.Struct, frozen=True):
     """The names and texts of a request."""
 
     reads: tuple[str, ...] = ()
-    """Names of relations that are read, as they are written."""
+    """Names of relations that it reads, as written."""
     streams: tuple[str, ...] = ()
-    """Names of relations whose changes are read."""
+    """Names of relations whose changes it reads."""
     writes: tuple[str, ...] = ()
-    """Names of tables that are written."""
+    """Names of tables that it writes."""
     questions: tuple[str, ...] = ()
-    """Names that the catalog is asked about."""
+    """Names that it asks the catalog about."""
     texts: tuple[tuple[ProtoMessage, frozenset[str]], ...] = ()
-    """Messages with an SQL text, and the names, in lower case, of the relations beside it."""
+    """Messages with an SQL text, each with the names, in lower case, of its own relations."""
 
 
 def check_form(request: ProtoMessage, role: str) -> None:
-    """Raise `AccessDenied` if a request of a role has more than those may use who run no code."""
-    # Each message by itself, wherever it stands: no place is deep enough to hide one.
+    """Raise `AccessDenied` if a request contains something that requires the right to run code."""
+    # Every message is checked, at any depth.
     for message in walk_messages(request):
         what = _refused_field(message) or _refused_value(message)
         if what:
@@ -78,7 +79,7 @@ def check_form(request: ProtoMessage, role: str) -> None:
 
 
 def find_uses(request: ProtoMessage) -> PlanUses:
-    """Return the names and texts of a request, which `check_form` has let pass."""
+    """Find the names and texts of a request that `check_form` has accepted."""
     found: dict[str, list[Any]] = {name: [] for name in PlanUses.__struct_fields__}
     beside: dict[int, frozenset[str]] = {}
     messages = list(walk_messages(request))
@@ -105,7 +106,7 @@ def find_uses(request: ProtoMessage) -> PlanUses:
 
 
 def _asked(question: ProtoMessage) -> str:
-    # The older form names the database apart.
+    # The older form has the database in a field of its own.
     fields = question.DESCRIPTOR.fields_by_name
     apart = "db_name" in fields and question.HasField("db_name")
     return f"{question.db_name}.{question.table_name}" if apart else str(question.table_name)
@@ -119,38 +120,38 @@ def _short(message: ProtoMessage) -> str:
 
 
 def _refused_field(message: ProtoMessage) -> str:
-    """Return the field of a message that is not permitted; empty if there is none."""
+    """Return a field of a message that is not permitted; "" if there is none."""
     kind = _short(message)
     permitted = PERMITTED_FIELDS.get(PREFIX + kind)
     if kind == "google.protobuf.Any":
         return _refused_extension(message)
     if permitted is None:
         return kind
-    # It has no effect here, and nobody knows which one it has at the server.
+    # Unknown fields have no effect here, but may have one at the server.
     if len(UnknownFieldSet(message)):
-        return f"a field of {kind} that this release does not know"
+        return f"an unknown field of {kind}"
     for field, value in message.ListFields():
-        # A switch that is off is as if it were not there.
+        # A switch that is off equals one that is absent.
         if field.name not in permitted and value is not False:
             return f"{kind}.{field.name}"
     return ""
 
 
 def _refused_extension(packed: ProtoMessage) -> str:
-    """Return what an extension has that is not permitted: anything but the context in which the
-    code of a pipeline runs."""
+    """Return the reason why an extension is not permitted; "" if it is. Only the context of a
+    pipeline's code is."""
     kind = packed.type_url.rpartition("/")[2]
     if _PIPELINES is None or kind != _PIPELINES.PipelineAnalysisContext.DESCRIPTOR.full_name:
         return f"extension {kind}"
     try:
         context = _PIPELINES.PipelineAnalysisContext.FromString(packed.value)
     except DecodeError:
-        return f"extension {kind} that cannot be read"
+        return f"malformed extension {kind}"
     return next(filter(None, map(_refused_field, walk_messages(context))), "")
 
 
 def _refused_value(message: ProtoMessage) -> str:
-    """Return what a message has in a permitted field that is not permitted there."""
+    """Return a value in a permitted field that is not permitted there; "" if there is none."""
     match _short(message):
         case "Expression.UnresolvedFunction":
             return _refused_call(message)
@@ -165,7 +166,7 @@ def _refused_value(message: ProtoMessage) -> str:
             return f"format {message.format}"
         case "Parse":
             return _refused_options(message.options)
-        # Spark keeps a local one with the rows that it caches.
+        # Spark stores a local checkpoint with its cached rows.
         case "CheckpointCommand" if not message.local:
             return "a checkpoint in files"
         case "WriteStreamOperationStart" if message.format not in _STREAM_SINKS:
@@ -178,21 +179,21 @@ def _refused_call(call: ProtoMessage) -> str:
     if name.lower() not in _PLANNED_FUNCTIONS and not is_permitted_function(name):
         return f"function {name}"
     folded, others = name.lower(), call.arguments[1:]
-    # Spark reads the schemas of these as JSON, too.
+    # Spark also accepts the schemas of these functions as JSON.
     if folded.startswith("from_"):
         for each in others:
             literal = each.WhichOneof("expr_type") == "literal"
             if literal and names_class(each.literal.string):
                 return "a schema that names a class"
-    # Options of these may name a file, which is opened when the plan is analysed.
+    # Options of these may name a file, which would be opened when the plan is analyzed.
     if folded.endswith("_xml"):
         return next(filter(None, map(_refused_xml_argument, others)), "")
     return ""
 
 
 def _refused_xml_argument(argument: ProtoMessage) -> str:
-    """Return what an argument behind the first one of a function of XML has that is not permitted:
-    it may be the options of the reader."""
+    """Return the reason why an argument of an XML function, after the first one, is not permitted;
+    "" if it is. It may contain options of the reader."""
     if argument.WhichOneof("expr_type") == "literal":
         return _refused_options(dict.fromkeys(each.string for each in argument.literal.map.keys))
     call = argument.unresolved_function
@@ -201,7 +202,7 @@ def _refused_xml_argument(argument: ProtoMessage) -> str:
         return ""
     if name == "map" and all(each.HasField("literal") for each in call.arguments):
         return _refused_options(dict.fromkeys(each.literal.string for each in call.arguments))
-    return "options of XML that are not written as a map of texts"
+    return "XML options other than a map of string literals"
 
 
 def _refused_options(options: Mapping[str, Any]) -> str:
@@ -209,21 +210,21 @@ def _refused_options(options: Mapping[str, Any]) -> str:
 
 
 def names_class(schema: str) -> bool:
-    """Return whether a schema names a class, which Spark would load and make an object of.
+    """Return whether a schema names a class, which Spark would load and instantiate.
 
-    Only schemas as JSON can. One that cannot be read is taken for such a one.
+    Only JSON schemas can. A schema that looks like JSON but is malformed counts as well.
 
     >>> names_class("a INT, b STRING"), names_class('{"type": "udt", "class": "a.B"}')
     (False, True)
     """
-    # More is skipped than Spark skips: what is left begins as JSON does, or is no JSON to it.
+    # This strips at least what Spark strips, so any text that is JSON to Spark begins like JSON.
     text = schema.strip()
     if text[:1] not in {"{", "[", '"'}:
         return False
     found = False
 
     def look(pairs: list[tuple[str, Any]]) -> None:
-        # In pairs: of two equal keys Spark may see the other one.
+        # Look at pairs: of two equal keys, Spark may use the other one.
         nonlocal found
         found = found or any(
             key in ("class", "pyClass") or (key == "type" and value == "udt")
@@ -231,7 +232,7 @@ def names_class(schema: str) -> bool:
         )
 
     try:
-        # What follows the first value is skipped, as Spark does.
+        # Ignore anything after the first value, as Spark does.
         json.JSONDecoder(object_pairs_hook=look, strict=False).raw_decode(text)
     except (ValueError, RecursionError):
         return True

@@ -1,4 +1,4 @@
-"""The two ways of a plan: the gateway answers it, or Spark executes it."""
+"""The two routes of a plan: the gateway executes it, or Spark does."""
 
 from __future__ import annotations
 
@@ -17,34 +17,36 @@ from actors.doors.connect_gateway.row_messages import (
 
 
 class LocalRoute(msgspec.Struct, frozen=True):
-    """The gateway answers by itself."""
+    """The gateway executes the plan."""
 
     answers: Callable[[], AnswerStream]
+    """Starts the execution, and yields its responses."""
     changes: bool = False
-    """True if it may change something of the service: then it is carried out once."""
+    """True if it may change state of the service, so that it must be executed at most once."""
 
 
 class ForwardRoute(msgspec.Struct, frozen=True):
-    """Spark executes this request."""
+    """Spark executes the plan."""
 
     request: ProtoMessage
+    """The request to send to Spark."""
     original: ProtoMessage | None = None
-    """Relation that the client gets in place of the one that Spark was given: so it has the names
-    again, which are read at the time of each use."""
+    """The relation to return to the client instead of the one that Spark returns. It contains the
+    original names, so each use of it reads the rows of its own time."""
     views: Mapping[str, ProtoMessage] = {}
-    """Relations that must be temporary views while Spark analyses the plan."""
+    """Relations that must be temporary views while Spark analyzes the plan."""
     names_texts: bool = False
-    """True if texts in the plan come with temporary views of their own."""
+    """True if texts in the plan have their own temporary views."""
     done: Callable[[], None] | None = None
-    """Called when Spark has executed it."""
+    """Called after Spark has executed the plan."""
 
 
 async def nothing() -> AnswerStream:
-    """Answer a command without rows."""
+    """Yield the responses to a command without rows."""
     yield complete_answer()
 
 
 async def nothing_as_command() -> AnswerStream:
-    """Answer a statement without rows."""
+    """Yield the responses to an SQL statement without rows."""
     yield command_answer(answer_relation(pa.table({})))
     yield complete_answer()

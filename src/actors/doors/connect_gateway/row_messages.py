@@ -1,4 +1,4 @@
-"""Rows and their types as Spark Connect writes them: types, relations with rows, answers. Pure."""
+"""Spark Connect messages for types, relations with rows, and responses. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import InvalidUsage
 
 BATCH_BYTES: Final = 2 * 1024 * 1024
-"""Size of the rows of one answer, about; a row is never cut."""
+"""Approximate limit of the rows in one response. A row is never split."""
 BATCH_ROWS: Final = 65_536
 CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
-"""Spark's own key in the metadata of a CHAR(n) or VARCHAR(n) column."""
+"""Spark's key in the metadata of a CHAR(n) or VARCHAR(n) column."""
 GLOBAL_DATABASE: Final = "global_temp"
-"""Spark's database of global temporary views."""
+"""Spark's database for global temporary views."""
 
 _SIMPLE: Final[dict[pa.DataType, tuple[str, str]]] = {
     pa.bool_(): ("boolean", "boolean"),
@@ -36,14 +36,14 @@ _SIMPLE: Final[dict[pa.DataType, tuple[str, str]]] = {
     pa.date32(): ("date", "date"),
     pa.null(): ("null", "void"),
 }
-"""The field of `DataType`, and the name in Spark's JSON, of types without parameters."""
+"""For types without parameters: the field of `DataType`, and the name in Spark's JSON."""
 
 
 # -- types -----------------------------------------------------------------------------------------
 
 
 def spark_type(kind: pa.DataType) -> ProtoMessage:
-    """Return an Arrow type as Spark's. Raises `InvalidUsage` for a type that Spark has not."""
+    """Convert an Arrow type to Spark's. Raises `InvalidUsage` if Spark has no such type."""
     made = types_pb2.DataType()
     if kind in _SIMPLE:
         getattr(made, _SIMPLE[kind][0]).SetInParent()
@@ -67,12 +67,12 @@ def spark_type(kind: pa.DataType) -> ProtoMessage:
                 name=field.name, data_type=spark_type(field.type), nullable=field.nullable
             )
     else:
-        raise InvalidUsage(f"Spark has no type for {kind}")
+        raise InvalidUsage(f"type {kind} is not supported by Spark")
     return made
 
 
 def spark_struct_of(schema: pa.Schema) -> ProtoMessage:
-    """Return the columns of Arrow rows as Spark's type."""
+    """Convert an Arrow schema to Spark's struct type."""
     made = types_pb2.DataType()
     made.struct.SetInParent()
     for field in schema:
@@ -114,17 +114,17 @@ def _json_field(field: pa.Field, marks: dict[str, str] | None = None) -> dict[st
 
 
 def declared_arrow(schema: TableSchema) -> pa.Schema:
-    """Return the columns as Arrow, with their own nullability."""
+    """Return the Arrow schema of a table, with the declared nullability."""
     fields = zip(schema.arrow(), schema.columns, strict=True)
     return pa.schema([field.with_nullable(column.nullable) for field, column in fields])
 
 
 def schema_text(schema: TableSchema) -> str:
-    """Return the columns as Spark writes them in JSON."""
+    """Return a schema in Spark's JSON form."""
     fields = []
     for field, column in zip(declared_arrow(schema), schema.columns, strict=True):
         low = column.type.lower()
-        # Spark fills up what is compared with a CHAR(n).
+        # With this, Spark pads values that are compared with a CHAR(n).
         fields.append(_json_field(field, {CHAR_LENGTH: low} if low.startswith("char(") else None))
     return json.dumps({"type": "struct", "fields": fields})
 
@@ -133,17 +133,17 @@ def schema_text(schema: TableSchema) -> str:
 
 
 def empty_relation(schema: TableSchema) -> ProtoMessage:
-    """Return a relation of these columns without rows."""
+    """Return a relation with these columns and no rows."""
     return relations_pb2.Relation(
         local_relation=relations_pb2.LocalRelation(schema=schema_text(schema))
     )
 
 
 def rows_relation(schema: TableSchema, rows: pa.Table) -> ProtoMessage:
-    """Return a relation of these rows."""
+    """Return a relation with these rows."""
     if not rows.num_rows:
         return empty_relation(schema)
-    # With its own nullability: Spark refuses columns that may be NULL where the schema says not.
+    # Use the declared nullability: Spark rejects rows that are nullable where the schema is not.
     declared = declared_arrow(schema)
     made = relations_pb2.LocalRelation(schema=schema_text(schema))
     made.data = stream_of(rows.select(declared.names).cast(declared))
@@ -151,7 +151,7 @@ def rows_relation(schema: TableSchema, rows: pa.Table) -> ProtoMessage:
 
 
 def answer_relation(rows: pa.Table) -> ProtoMessage:
-    """Return a relation of a statement's answer, as Spark gives that of a command."""
+    """Return a relation with the result rows of a statement, as Spark does for commands."""
     made = relations_pb2.LocalRelation(data=stream_of(rows))
     return relations_pb2.Relation(local_relation=made)
 
@@ -164,11 +164,11 @@ def lent_relation(name: str) -> ProtoMessage:
 
 
 def stream_of(rows: pa.Table) -> bytes:
-    """Return rows as an Arrow stream, with at least one batch."""
+    """Encode rows as an Arrow stream with at least one batch."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows, max_chunksize=BATCH_ROWS)
-        # A client counts the rows of batches, and wants one to count.
+        # Clients require at least one batch.
         if not rows.num_rows:
             writer.write_batch(pa.RecordBatch.from_pylist([], schema=rows.schema))
     return bytes(sink.getvalue().to_pybytes())
@@ -178,13 +178,13 @@ def stream_of(rows: pa.Table) -> bytes:
 
 
 def schema_answer(schema: pa.Schema) -> ProtoMessage:
-    """Return the answer that tells the columns."""
+    """Return the response with the schema."""
     return base_pb2.ExecutePlanResponse(schema=spark_struct_of(schema))
 
 
 def row_answers(batch: pa.RecordBatch, offset: int) -> Iterator[ProtoMessage]:
-    """Yield the answers that hold a batch, cut to `BATCH_BYTES`; one for a batch without rows.
-    `offset`: rows before it."""
+    """Yield the responses with a batch, split into parts of about `BATCH_BYTES`; one response for
+    an empty batch. `offset`: the number of rows before it."""
     rows_max = max(1, BATCH_ROWS)
     if batch.num_rows and batch.nbytes > BATCH_BYTES:
         rows_max = max(1, batch.num_rows * BATCH_BYTES // batch.nbytes)
@@ -193,27 +193,27 @@ def row_answers(batch: pa.RecordBatch, offset: int) -> Iterator[ProtoMessage]:
         made = base_pb2.ExecutePlanResponse()
         made.arrow_batch.row_count = piece.num_rows
         made.arrow_batch.start_offset = offset + start
-        # By `Table`, whose stream holds the slice's rows alone.
+        # Through a `Table`, so that the stream contains only the slice's rows.
         made.arrow_batch.data = stream_of(pa.Table.from_batches([piece]))
         yield made
 
 
 def command_answer(relation: ProtoMessage) -> ProtoMessage:
-    """Return the answer to an SQL statement: the relation that stands for its rows."""
+    """Return the response to an SQL statement, with the relation of its result."""
     made = base_pb2.ExecutePlanResponse()
     made.sql_command_result.relation.CopyFrom(relation)
     return made
 
 
 def complete_answer() -> ProtoMessage:
-    """Return the last answer of an operation."""
+    """Return the last response of an operation."""
     made = base_pb2.ExecutePlanResponse()
     made.result_complete.SetInParent()
     return made
 
 
 def table_answers(rows: pa.Table) -> Iterator[ProtoMessage]:
-    """Yield all answers of an operation whose rows are these."""
+    """Yield all responses of an operation with these result rows."""
     yield schema_answer(rows.schema)
     offset = 0
     for batch in rows.to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]:
@@ -223,16 +223,18 @@ def table_answers(rows: pa.Table) -> Iterator[ProtoMessage]:
 
 
 class RowGatherer:
-    """Gathers the rows in answers of Spark, whose batches may be cut in chunks."""
+    """Collects the rows in responses of Spark, whose batches may be split into chunks."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
+        """The chunks of the current batch."""
         self._batches: list[pa.RecordBatch] = []
+        """The complete batches."""
         self.bytes = 0
-        """Size of all rows so far."""
+        """Total encoded size so far."""
 
     def add(self, answer: ProtoMessage) -> None:
-        """Take one more answer."""
+        """Add a response."""
         if not answer.HasField("arrow_batch"):
             return
         self._chunks.append(answer.arrow_batch.data)
@@ -242,13 +244,13 @@ class RowGatherer:
             self._chunks.clear()
 
     def table(self) -> pa.Table | None:
-        """Return the rows; None if there was no batch."""
+        """Return the rows; None if there were no batches."""
         return pa.Table.from_batches(self._batches) if self._batches else None
 
 
 def read_batches(chunks: Sequence[bytes]) -> list[pa.RecordBatch]:
-    """Return the batches of one Arrow stream that came in chunks. Raises `MalformedFrame` for one
-    that decodes to more than it may."""
+    """Decode the batches of an Arrow stream that was split into chunks. Raises `MalformedFrame` if
+    the decoded rows would be too large."""
     data = b"".join(chunks)
     check_stream(data)
     with pa.ipc.open_stream(data) as reader:

@@ -1,4 +1,4 @@
-"""The gateway's actor: starts and stops its server, runs its operations, sweeps its sessions."""
+"""The gateway's actor, which starts and stops its server, runs operations and sweeps sessions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from actors.runtime.settings import Settings
 from actors.runtime.transport.address import NetworkAddress
 from actors.runtime.transport.security import TransportSecurity, for_listener
 
-# Before the import: gRPC reads them then. It would write to our log by itself, and its handlers of
-# forks may hang a process that we start while a call runs.
+# Set these before the import, when gRPC reads them. Otherwise gRPC writes to our stderr, and its
+# fork handlers may hang a process that is started during a call.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 try:
@@ -51,7 +51,7 @@ try:
     from actors.engine.spark.remote_address import is_remote
 except ImportError as error:
     raise BadSettings(
-        "connect_listen: the Spark Connect gateway needs more packages: pip install "
+        "connect_listen: the Spark Connect gateway needs additional packages: pip install "
         f"'penstock-views[connect]' ({error})"
     ) from None
 
@@ -59,19 +59,19 @@ log = logging.getLogger("penstock.connect")
 
 SWEEP_MS: Final = 5_000
 CALLS_PER_OPERATION: Final = 8
-"""Calls at a time, for each operation and session that there may be."""
+"""Maximum concurrent calls for each permitted operation and session."""
 CALLS_PER_CONNECTION: Final = 64
 LOOKAHEAD_BYTES: Final = 64 * 1024
-"""Bytes of a call that gRPC takes before the call is read."""
+"""Bytes of a call that gRPC accepts before the call is read."""
 STOP_SECONDS: Final = 2.0
-"""Time for calls that run when the gateway stops."""
+"""How long running calls may take to end when the gateway stops."""
 
 
 class RoleService(Protocol):
-    """The service, to which the gateway's clients connect."""
+    """The service, as the gateway's own clients connect to it."""
 
     def of_role(self, role: str | None) -> InProcess:
-        """Return the service for clients of a role; None: for the one that is trusted."""
+        """Return the service for clients of a role; None: for a trusted client."""
         ...
 
 
@@ -88,16 +88,16 @@ class GatewayParts(msgspec.Struct, frozen=True):
 
 
 class BoundGateway(msgspec.Struct, frozen=True):
-    """A listener that does not serve yet."""
+    """A bound listener that does not serve yet."""
 
     server: Any
-    """The gRPC server, behind the front."""
+    """The gRPC server, to which the front relays."""
     front: ConnectFront
     address: NetworkAddress
     security: TransportSecurity | None
 
     async def aclose(self) -> None:
-        """Free the address."""
+        """Stop listening, and free the address."""
         self.front.close()
         await self.server.stop(None)
 
@@ -106,12 +106,15 @@ async def bind_gateway(settings: Settings) -> BoundGateway:
     """Bind the address of `connect_listen`. Raises `BadSettings` and `AddressInUse`."""
     place = NetworkAddress.parse(settings.connect_listen, "connect_listen")
     if place.is_unix:
-        raise BadSettings("connect_listen: clients of Spark Connect need host:port")
+        raise BadSettings(
+            f"invalid connect_listen {settings.connect_listen!r}: Spark Connect clients need "
+            "host:port"
+        )
     required = settings.roles_required
     security = for_listener("connect_listen", place, settings, "token_file", checks=required)
     server = grpc.aio.server(
         options=_options(settings),
-        # Sessions make calls beside their operations; more are refused at once.
+        # Sessions also make calls besides their operations. gRPC refuses further calls.
         maximum_concurrent_rpcs=CALLS_PER_OPERATION
         * (settings.connect_operations_max + settings.connect_sessions_max),
     )
@@ -131,14 +134,14 @@ async def bind_gateway(settings: Settings) -> BoundGateway:
 def _bind(
     server: Any, inner_address: str, settings: Settings, security: TransportSecurity | None
 ) -> None:
-    """Let the gRPC server listen behind the front, with TLS if that is set: the front passes bytes
-    on as they are."""
+    """Bind the gRPC server to its inner address, with TLS if configured: the front relays bytes
+    unchanged."""
     if security is None or not security.has_tls:
         server.add_insecure_port(inner_address)
         return
     key = Path(settings.tls_key).read_bytes()
     chain = Path(settings.tls_certificate).read_bytes()
-    # PySpark cannot show a certificate of its own: the token says who it is.
+    # No client certificates: PySpark cannot send one, and authenticates with its token.
     server.add_secure_port(inner_address, grpc.ssl_server_credentials([(key, chain)]))
 
 
@@ -146,38 +149,38 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", settings.connect_message_bytes_max),
         ("grpc.max_send_message_length", settings.connect_message_bytes_max),
-        # Otherwise gRPC would let a fast client send megabytes ahead of what is read.
+        # By default, gRPC lets a fast client send megabytes ahead of what is read.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
-        # A connection that has proved nothing has room for hundreds of calls of a few bytes.
+        # The byte limit of an unauthenticated connection would allow hundreds of tiny calls.
         ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION),
         ("grpc.server_handshake_timeout_ms", settings.connect_timeout_ms),
         ("grpc.keepalive_time_ms", settings.idle_timeout_ms),
         ("grpc.keepalive_timeout_ms", settings.idle_timeout_ms),
-        # Clients ping by themselves while they wait for long queries.
+        # Clients send pings while they wait for long queries.
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
 
 
 class FrontEnded(msgspec.Struct, frozen=True, gc=False):
-    """The front serves no more."""
+    """The front has stopped serving."""
 
 
 class ConnectFrontServer(Actor[FrontEnded]):
-    """Passes clients' connections on while it lives. It must outlive the `ConnectGateway`, whose
-    last answers pass here, and so be started before."""
+    """Relays clients' connections. It must outlive the `ConnectGateway`, whose last answers it
+    relays, so it must be started first."""
 
     def __init__(self, front: ConnectFront) -> None:
         self._front = front
 
     async def on_start(self) -> None:
-        """Serve from the front's `open` on."""
+        """Serve connections once the front is open."""
         self.ctx.effect(self._front.serve, done=lambda _: FrontEnded())
 
     def receive(self, message: FrontEnded) -> None:
-        """Note the end."""
-        log.info("the listener of Spark Connect's clients is closed")
+        """Log that the listener is closed."""
+        log.info("the Spark Connect listener is closed")
 
     async def on_stop(self) -> None:
         """Close the listener."""
@@ -185,14 +188,14 @@ class ConnectFrontServer(Actor[FrontEnded]):
 
 
 class SweepDue(msgspec.Struct, frozen=True, gc=False):
-    """It is time to look for what no client wants any more."""
+    """The timer for the next sweep of sessions has fired."""
 
 
 GatewayMessage: TypeAlias = SweepDue
 
 
 class ConnectGateway(Actor[GatewayMessage]):
-    """Serves Spark Connect on a bound listener while it lives."""
+    """Serves Spark Connect on a bound listener."""
 
     def __init__(self, settings: Settings, bound: BoundGateway, parts: GatewayParts) -> None:
         self._settings = settings
@@ -234,7 +237,7 @@ class ConnectGateway(Actor[GatewayMessage]):
             self._bound.front.prove,
             parts.sessions,
         )
-        # Only now: until its actor runs, a call would have nobody to answer it.
+        # Add the handlers only now, when the actor that answers calls is running.
         server = self._bound.server
         server.add_generic_rpc_handlers((self._calls.handlers(),))
         await server.start()
@@ -242,12 +245,12 @@ class ConnectGateway(Actor[GatewayMessage]):
         self.ctx.after(SWEEP_MS, SweepDue())
 
     def receive(self, message: GatewayMessage) -> None:
-        """Begin a sweep; the next comes a while after it."""
+        """Start a sweep, and the timer for the next one."""
         self.ctx.after(SWEEP_MS, SweepDue())
         self.ctx.effect(self._calls.sweep, done=lambda _: None, failed=_log_sweep)
 
     async def on_stop(self) -> None:
-        """Stop the server; calls that run get a moment."""
+        """Stop the server, after giving running calls `STOP_SECONDS` to end."""
         self._calls.stop()
         with anyio.CancelScope(shield=True):
             self._bound.front.stop_listening()
@@ -257,16 +260,16 @@ class ConnectGateway(Actor[GatewayMessage]):
             await self._client.aclose()
 
     def _run(self, run: Any) -> None:
-        """Run an operation beside the actor; it ends with it."""
+        """Run an operation as a task that ends with the actor."""
         self.ctx.effect(run, done=lambda _: None, failed=lambda _: None)
 
     def describe(self) -> str:
-        """Return what is open, as text for people."""
+        """Describe the open sessions and operations for people."""
         return f"listens on {self._bound.address}; {self._calls.describe()}"
 
 
 def _token_finder(controller: ActorAddress[Any]) -> FindRoleOfToken:
-    """Return a function that asks the controller whose token it is."""
+    """Return a function that asks the controller for the role of a token."""
 
     async def find(digest: bytes) -> TokenLogin:
         found: TokenLogin = await controller.ask(lambda reply: FindToken(digest, reply))
@@ -276,12 +279,12 @@ def _token_finder(controller: ActorAddress[Any]) -> FindRoleOfToken:
 
 
 def _log_sweep(error: Exception) -> None:
-    # The next sweep meets the same sessions.
+    # The next sweep will visit the same sessions.
     log.warning("a sweep of Spark Connect sessions failed: %s", error)
 
 
 async def _locate(settings: Settings, executor: ActorAddress[ExecutorMessage]) -> ConnectPlace:
-    """Return the Spark Connect server that serves now. Raises `EngineUnavailable`."""
+    """Return the place of the current Spark Connect server. Raises `EngineUnavailable`."""
     if is_remote(settings.spark_master):
         return place_of_address(settings.spark_master)
 

@@ -1,7 +1,7 @@
-"""Statements of the service in the texts of Spark Connect's clients.
+"""Executes statements of the service that Spark Connect clients send.
 
-A text is the service's own if only the service has such a statement, or if it names an object of
-the service. Everything else is Spark's, whose catalog a client may use beside.
+A statement is the service's if only the service supports it, or if it names an object of the
+service. All others are Spark's, whose catalog clients may use as well.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _OWN: Final = (
     sql.ShowRolesStatement,
     sql.ShowGrantsStatement,
 )
-"""Statements that only the service has. Spark's own tables have a USING, which is not read here."""
+"""Statements that only the service supports. For Spark's own tables, CREATE TABLE has USING, which
+this grammar does not accept."""
 _OWN_KINDS: Final = frozenset({"materialized views", "sources", "sinks", "indexes"})
 _OWN_OBJECTS: Final = frozenset({"materialized view", "source", "sink", "index"})
 _BEGINS: Final = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*CREATE\s+(?:OR\s+REPLACE\s+)?(?:MATERIALIZED|SOURCE|SINK|INDEX)\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""Begin of a text that Spark would not carry out, so that its errors are told here."""
+"""Matches the start of a text that Spark cannot execute, so its syntax errors are reported here."""
 _ANSI: Final = "spark.sql.ansi.enabled"
 _COMPUTING: Final = (
     sql.InsertStatement,
@@ -55,24 +56,25 @@ _COMPUTING: Final = (
 
 
 class ServiceStatements:
-    """Carries out the service's own statements, each in a session of its own."""
+    """Executes the service's statements, each in its own session."""
 
     def __init__(self, connect: Callable[[str], Awaitable[Client]], settings: Settings) -> None:
-        """Take a function that makes a client of the service for a role."""
+        """`connect` creates a client of the service for a role."""
         self._connect = connect
         self._settings = settings
 
     async def __call__(
         self, text: str, who: CallerIdentity, conf: Mapping[str, str]
     ) -> StatementAnswer | None:
-        """See `ExecuteStatement`."""
+        """Execute a statement for a caller, as `ExecuteStatement` defines. Return None for a text
+        that is Spark's."""
         try:
             statement = await run_or_offload(len(text), lambda: parse_text(text))
         except SqlSyntaxError:
-            # Spark would refuse it in words of its own, which say nothing of our grammar.
+            # Spark's error would not help, because it does not know this grammar.
             if _BEGINS.match(text):
                 raise
-            return None  # Spark reads more than this grammar does
+            return None  # Spark's grammar accepts more than this one
         audit = StatementAudit(self._settings, who.role, who.peer, SqlDialect.SPARK)
         async with await self._connect(who.role) as client:
             session = SqlSession(client, self._settings, SqlDialect.SPARK, who.role or "penstock")
@@ -95,40 +97,40 @@ class ServiceStatements:
 
 
 def _check_settings(statement: sql.SqlStatement, conf: Mapping[str, str]) -> None:
-    """Raise `InvalidUsage` for a statement that would not obey a setting of its session."""
+    """Raise `InvalidUsage` if a statement would ignore a setting that its session has changed."""
     match statement:
-        # A setting that no view may have could still change what its query means in this session.
+        # Settings that a view cannot have might change the meaning of its query in this session.
         case sql.ChangeStatement(command="CREATE MATERIALIZED VIEW") | sql.ExplainStatement():
             refused = {name for name in conf if not affects_results(name)}
-            what = "a view keeps no setting of this kind"
-        # The ANSI mode is the reader's. dbt turns it off in every session of its own, and could
-        # make no plain view at all.
+            what = "a view cannot keep a setting of this kind"
+        # The ANSI mode of a plain view is the reader's. dbt turns it off in all of its sessions,
+        # and otherwise could not create plain views.
         case sql.ChangeStatement(command="CREATE VIEW"):
             refused = conf.keys() - {_ANSI}
-            what = "a plain view keeps no settings (create a materialized view)"
-        # Its view needs no right to create, so that no setting may make it another view.
+            what = "a plain view cannot keep settings (create a materialized view)"
+        # The view of a SUBSCRIBE needs no right to create views, so it must not have settings.
         case sql.SubscribeStatement():
             refused = conf.keys() - {TIME_ZONE}
-            what = "SUBSCRIBE obeys no settings but the time zone"
+            what = "SUBSCRIBE supports no setting except the time zone"
         case _ if isinstance(statement, _COMPUTING):
             refused = {name for name in conf if statement_effect(name) != "obeyed"}
-            what = "a statement of Penstock does not obey it"
+            what = "Penstock statements do not support this setting"
         case _:
             return
     if refused:
-        raise InvalidUsage(f"{what}, and the session has set {min(refused)}: reset it")
+        raise InvalidUsage(f"{what}: reset {min(refused)}, which this session has changed")
 
 
 async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
-    """Return whether a statement is the service's: by its kind, or by the object that it names."""
+    """Return whether a statement is the service's, by its kind or by the objects that it names."""
     match statement:
         case sql.ExplainStatement():
-            # Spark explains queries by itself, and refuses the other.
+            # Spark explains queries, but neither views nor statements that create them.
             of_view = bool(statement.view) or isinstance(statement.statement, sql.ChangeStatement)
             return of_view or statement.mode == "incremental"
         case sql.ShowObjectsStatement():
             return statement.kind in _OWN_KINDS
-        # Spark carries out none of them, and with IF EXISTS the object may be absent.
+        # Spark does not support these kinds. With IF EXISTS the object may be missing.
         case sql.ChangeStatement() | sql.ShowCreateStatement() if statement.kind in _OWN_OBJECTS:
             return True
         case sql.ChangeStatement() if statement.kind is not None or statement.command == "COMMENT":
@@ -146,7 +148,7 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
             | sql.MergeStatement()
         ):
             return await _is_known(session, statement.table)
-        # Spark keeps views over its own tables beside.
+        # Spark also has plain views, over its own tables.
         case sql.ChangeStatement(command="CREATE VIEW", query=sql.TextSpan() as query):
             return await _reads_objects(session, query)
     return isinstance(statement, _OWN)

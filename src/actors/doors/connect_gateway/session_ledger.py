@@ -1,10 +1,10 @@
-"""The sessions that have changed something, durably: none of them is opened a second time.
+"""A durable record of sessions that have changed state, so that none of them is opened twice.
 
-A client whose answer was lost sends its operation again, with the same id: to the service that was
-started meanwhile, too, which knows neither the session nor the operation. So a session is noted
-here before its first change is carried out. A name that was noted and is not open is answered
-`SESSION_CHANGED`, as Spark's own server answers a session of the one before it. Within an open
-session the operations are remembered one by one (`SessionTable`).
+A client that missed a response repeats its operation with the same id. If the service was restarted
+meanwhile, it knows neither the session nor the operation. So a session is recorded here before its
+first change is executed. A request that names a recorded session that is not open gets
+`SESSION_CHANGED`, as Spark's own server responds after a restart. Within an open session,
+`SessionTable` records the operations individually.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ ATTEMPTS_MAX: Final = 3
 
 
 class LedgerRecord(msgspec.Struct, frozen=True):
-    """The durable document: the digests of the sessions, one after the other, oldest first."""
+    """The stored document."""
 
     format: int
     digests: bytes
+    """The concatenated digests of the sessions, oldest first."""
 
 
 def digest_of(key: SessionKey) -> bytes:
-    """Return the digest of a session's name."""
-    # Names are a client's texts of any length; these are all as long, and few bytes.
+    """Return the digest of a session's key."""
+    # Clients choose the names, of any length. Digests have a small, fixed length.
     name = msgspec.msgpack.encode((key.user_id, key.session_id))
     return hashlib.blake2b(name, digest_size=DIGEST_BYTES).digest()
 
 
 def encode_ledger(digests: Iterable[bytes]) -> bytes:
-    """Return the document to store."""
+    """Encode the document."""
     return msgspec.msgpack.encode(LedgerRecord(FORMAT_VERSION, b"".join(digests)))
 
 
 def decode_ledger(data: bytes) -> list[bytes]:
-    """Return the digests of a document. Raises `StateDirectoryError` for a newer format,
+    """Decode the digests in a document. Raises `StateDirectoryError` for a newer format, and
     `CorruptData`.
 
     >>> decode_ledger(encode_ledger([b"a" * 16, b"b" * 16])) == [b"a" * 16, b"b" * 16]
@@ -60,33 +61,35 @@ def decode_ledger(data: bytes) -> list[bytes]:
 
 
 class SessionLedger:
-    """The record, and what is known of it."""
+    """The durable record of sessions."""
 
     def __init__(self, persist: PersistClient | None, sessions_max: int) -> None:
-        """Take the stores (None: nothing is durable), and how many sessions are remembered."""
+        """Set up the record. `persist`: the stores; None: keep the record in memory only.
+        `sessions_max`: how many sessions are recorded; the oldest are dropped."""
         self._persist = persist
         self._sessions_max = sessions_max
         self._lock = anyio.Lock()
         self._digests: dict[bytes, None] | None = None
-        """Oldest first; None: the record must be read."""
+        """Digests of the recorded sessions, oldest first; None: not read yet."""
         self._seqno: int | None = None
+        """Sequence number of the stored document; None: there is none."""
 
     async def is_noted(self, key: SessionKey) -> bool:
-        """Return whether a session of this name has changed something. Raises `StorageError`."""
+        """Return whether a session of this name has changed state. Raises `StorageError`."""
         async with self._lock:
             return digest_of(key) in await self._known()
 
     async def note(self, key: SessionKey) -> None:
-        """Note a session. It is durable when this returns. Raises `StorageError`."""
+        """Record a session durably. Raises `StorageError`."""
         digest = digest_of(key)
-        # One after the other: each stores the whole record.
+        # One at a time, because each call stores the whole record.
         async with self._lock:
             for _ in range(ATTEMPTS_MAX):
                 known = await self._known()
                 if digest in known or await self._store({**known, digest: None}):
                     return
         raise StorageError(
-            f"consensus key {LEDGER_KEY!r} is changed by another service", determinate=True
+            f"consensus key {LEDGER_KEY!r} is being changed by another service", determinate=True
         )
 
     async def _known(self) -> dict[bytes, None]:
@@ -97,11 +100,11 @@ class SessionLedger:
         return self._digests
 
     async def _store(self, digests: dict[bytes, None]) -> bool:
-        """Make these the noted sessions, but for the oldest of too many. Return False if the record
-        was another one than is known."""
+        """Store these digests, except for the oldest if there are too many. Return False if the
+        stored document has changed meanwhile."""
         kept = dict.fromkeys(list(digests)[-self._sessions_max :])
         change = CompareAndSet(LEDGER_KEY, self._seqno, encode_ledger(kept))
-        # Read again unless it surely succeeds: a set that failed may have been carried out.
+        # Read again unless this succeeds: a failed write may have taken effect.
         self._digests = None
         if self._persist is not None and not await self._persist.compare_and_set([change]):
             return False

@@ -1,11 +1,11 @@
-"""The settings of a session: which ones a client may change and see, and what each one does.
+"""Spark settings of a session: which ones a client may change and read, and their effects. Pure.
 
-A setting is obeyed, or it is refused by name. A client that may not run code has few: others name
-classes, files and addresses, hold secrets of the service, or change what a text means to Spark's
-parser, which has read it by then. One that may has all of Spark's, but for those that the service
-needs as they are. What Spark runs in the session obeys all of them; statements of the service obey
-those of `_STATEMENTS`, and are refused while another one that could change their rows is changed.
-Pure.
+A setting is either obeyed, or rejected with an error that names it. A client that may not run code
+can use few settings, because others name classes, files or addresses, contain secrets of the
+service, or change the meaning of a text after Spark's parser has analyzed it. A client that may run
+code can use all settings of Spark, except those whose values the service requires. Whatever Spark
+runs in the session obeys all settings. The service's own statements obey those in `_STATEMENTS`,
+and are rejected while any other setting that could affect their rows is changed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from actors.runtime.errors import AccessDenied, InvalidUsage
 from actors.runtime.settings import Settings
 
 POOL: Final = "clients"
-"""Fair pool of all clients' work: each view's step has one beside it, so that none waits for it."""
+"""Spark's fair scheduler pool for the work of all clients. The steps of views run in other pools,
+so that client work does not delay them."""
 FIRST_SETTINGS: Final = {
-    # In another pool a client's work could starve the steps of views.
+    # In another pool, a client's work could starve the steps of views.
     "spark.scheduler.pool": POOL,
-    # Spark would replace `${…}` in a text before it parses it, by variables of the service too.
+    # Spark would replace `${…}` in a text before parsing it, including by the service's variables.
     "spark.sql.variable.substitute": "false",
 }
-"""Settings of each session from its begin, which no client changes."""
+"""Initial settings of every session, which clients cannot change."""
 FILE_SETTINGS: Final = {
-    # A footer's bounds know neither NaN nor that -0.0 is 0.0: a filter on them loses rows of ours.
+    # Bounds in Parquet footers ignore NaN and the equality of -0.0 and 0.0, so filters on them
+    # could lose rows.
     "spark.sql.parquet.filterPushdown": "false",
 }
-"""Settings of a session in which Spark reads parts of shards, which no client changes."""
+"""Settings of sessions in which Spark reads parts of shards, which clients cannot change."""
 _FIXED: Final = FIRST_SETTINGS | FILE_SETTINGS
 _STATEMENTS: Final = frozenset(
     f"spark.sql.{name}"
@@ -44,14 +46,14 @@ _STATEMENTS: Final = frozenset(
         *("icu.caseMappings.enabled", "jsonGenerator.ignoreNullFields", "session.timeZone"),
     )
 )
-"""Settings that statements of the service obey: functions and operators mean something else by
-them, and names, literals and types do not."""
+"""Settings that the service's statements obey: they change the meaning of functions and operators,
+but not of names, literals and types."""
 COMPUTED_CHANGES: Final = frozenset({"EXECUTE", "BEGIN"})
-"""First words of texts that may change settings without naming them here."""
+"""First words of texts that may change settings that the text does not name."""
 WATCHED: Final = frozenset(
     {*_STATEMENTS, *filter(affects_results, NAMES), "spark.sql.storeAssignmentPolicy"}
 )
-"""Settings that such a text is looked for in afterwards."""
+"""Settings to check for changes after such a text."""
 StatementEffect = Literal["obeyed", "refused", "none"]
 _PARSED: Final = frozenset(
     {
@@ -61,7 +63,7 @@ _PARSED: Final = frozenset(
         "spark.sql.tvf.allowMultipleTableArguments.enabled",
     }
 )
-"""Settings by which a text names something else, of those that a view may have."""
+"""Settings, among those that a view may have, that change what the names in a text refer to."""
 _CLIENT: Final = """
 spark.sql.ansi.enabled
 spark.sql.broadcastTimeout
@@ -83,7 +85,7 @@ spark.sql.repl.eagerEval.enabled
 spark.sql.repl.eagerEval.maxNumRows
 spark.sql.repl.eagerEval.truncate
 """
-"""Settings of sessions alone, and those of families that change what a text names."""
+"""Further settings that a client without the right to run code may change."""
 _SEEN: Final = """
 spark.api.mode
 spark.connect.session.planCompression.defaultAlgorithm
@@ -101,14 +103,15 @@ spark.sql.session.localRelationSizeLimit
 spark.sql.variable.substitute
 """
 SET_WITHOUT_CODE: Final = NAMES - _PARSED | frozenset(_CLIENT.split())
-"""Settings that a client may change."""
+"""Settings that a client without the right to run code may change."""
 SEEN_WITHOUT_CODE: Final = SET_WITHOUT_CODE | frozenset(_SEEN.split())
-"""Settings that a client may see: clients ask for many of these by themselves."""
+"""Settings that a client without the right to run code may read. The client libraries read many of
+them themselves."""
 
 
 def statement_effect(name: str) -> StatementEffect:
-    """Return what a setting of a session is to the service's statements that compute rows: they
-    obey it, they are refused while it is changed, or it has no part in their rows.
+    """Return how a session's setting affects the service's statements that compute rows: they obey
+    it, they are rejected while it is changed, or it does not affect their rows.
 
     >>> statement_effect("spark.sql.ansi.enabled"), statement_effect("spark.sql.caseSensitive")
     ('obeyed', 'refused')
@@ -121,52 +124,55 @@ def statement_effect(name: str) -> StatementEffect:
         return "obeyed"
     if affects_results(name):
         return "refused"
-    # Of those that nobody has looked at, each may change rows.
+    # Any unknown setting of Spark SQL may affect rows.
     known = name in NAMES or name in SEEN_WITHOUT_CODE or name in _FIXED
     return "none" if known or not name.startswith("spark.sql.") else "refused"
 
 
 def check_fixed(name: str, value: str | None = None) -> None:
-    """Raise `InvalidUsage` if a setting is the service's own, and not to have this value (None: to
-    be reset).
+    """Raise `InvalidUsage` if clients cannot change a setting, and this is not its value. `value`:
+    None if the setting is to be reset.
 
     >>> check_fixed("spark.scheduler.pool", "clients")
     >>> check_fixed("spark.sql.variable.substitute", "true")
     Traceback (most recent call last):
         ...
-    actors.runtime.errors.InvalidUsage: setting spark.sql.variable.substitute is 'false' in every \
-session
+    actors.runtime.errors.InvalidUsage: setting spark.sql.variable.substitute cannot be changed \
+from 'false'
     """
     fixed = _FIXED.get(name)
     if fixed is not None and value != fixed:
-        raise InvalidUsage(f"setting {name} is {fixed!r} in every session")
+        raise InvalidUsage(f"setting {name} cannot be changed from {fixed!r}")
 
 
 def check_fixed_text(name: str, *, resets: bool, assigns: bool) -> None:
-    """Raise `InvalidUsage` for a SET or RESET statement that changes a setting as `check_fixed`
-    refuses it. `name`: "" for all settings."""
+    """Raise `InvalidUsage` for a SET or RESET statement of a setting that clients cannot change.
+    `name`: "" for all settings."""
     if resets and not name:
         raise InvalidUsage(
-            "RESET of all settings would reset those that the service needs: reset each by its name"
+            "RESET of all settings is not supported, because the service requires some of them: "
+            "reset each setting by name"
         )
     if resets or assigns:
         check_fixed(name)
 
 
 def settings_without_code(settings: Settings) -> Mapping[str, str]:
-    """Return the settings of a session that may not run code, from its begin."""
+    """Return additional initial settings for a session that may not run code."""
     return {
-        # What Spark's parser was asked about a text must be what it finds in it here.
+        # The session must parse texts as Spark's parser did when the text was checked.
         "spark.sql.ansi.doubleQuotedIdentifiers": "false",
         "spark.sql.caseSensitive": "false",
-        # Clients upload larger rows as artifacts, which are refused: they stay in the plan.
+        # Clients upload larger local rows as artifacts, which are rejected. This keeps such rows in
+        # the plan.
         "spark.sql.session.localRelationCacheThreshold": str(settings.connect_message_bytes_max),
     }
 
 
 def check_settings(request: ProtoMessage, role: str, partitions_max: int) -> None:
-    """Raise `AccessDenied` if a `ConfigRequest` of a role changes or asks for a setting that it may
-    not, and `InvalidUsage` for a value that a view's setting may not have."""
+    """Check a `ConfigRequest` of a role without the right to run code. Raises `AccessDenied` if it
+    may not change or read a setting, and `InvalidUsage` for an invalid value of a view's
+    setting."""
     operation = request.operation
     kind = operation.WhichOneof("op_type")
     if kind in (None, "get_all", "is_modifiable"):
@@ -186,9 +192,9 @@ def check_settings(request: ProtoMessage, role: str, partitions_max: int) -> Non
 
 
 def seen_settings(request: ProtoMessage, answer: ProtoMessage) -> ProtoMessage:
-    """Return Spark's answer to a `ConfigRequest` for all settings, with those alone that the client
-    may see."""
-    # Spark leaves the prefix out of the names.
+    """Filter Spark's response to a `ConfigRequest` for all settings by those that the client may
+    read."""
+    # Spark omits the requested prefix from the names.
     prefix = request.operation.get_all.prefix
     kept = [pair for pair in answer.pairs if prefix + pair.key in SEEN_WITHOUT_CODE]
     made = type(answer)()
@@ -201,20 +207,20 @@ def seen_settings(request: ProtoMessage, answer: ProtoMessage) -> ProtoMessage:
 # -- documentation ---------------------------------------------------------------------------------
 
 _IN_STATEMENTS: Final = {
-    "obeyed": "obeyed; a materialized view keeps it",
-    "refused": "refused while it is changed; a materialized view keeps it",
-    "none": "of no meaning: rows do not depend on it",
+    "obeyed": "obeyed; kept by materialized views",
+    "refused": "refused while changed; kept by materialized views",
+    "none": "no effect on rows",
 }
 
 
 def settings_table() -> str:
-    """Return the settings as a table of the documentation."""
+    """Return the settings as a table for the documentation."""
     lines = [
         "| setting | without EXECUTE CODE | queries and DataFrames | statements of Penstock |",
         "|---|---|---|---|",
     ]
     for name, value in sorted(_FIXED.items()):
-        lines.append(f"| `{name}` | refused | always `{value}`, all else is refused | the same |")
+        lines.append(f"| `{name}` | refused | always `{value}`; others are refused | the same |")
     for name in sorted(NAMES | SET_WITHOUT_CODE):
         may = "may be set" if name in SET_WITHOUT_CODE else "refused"
         lines.append(f"| `{name}` | {may} | obeyed | {_IN_STATEMENTS[statement_effect(name)]} |")
@@ -222,8 +228,7 @@ def settings_table() -> str:
         effect = _IN_STATEMENTS[statement_effect(prefix)]
         lines.append(f"| all others of `{prefix}*` | refused | obeyed | {effect} |")
     lines += [
-        "| all others of `spark.sql.*` | refused | obeyed | refused while it is changed, and so is "
-        "a view |",
+        "| all others of `spark.sql.*` | refused | obeyed | refused while changed, as are views |",
         f"| all others | refused | obeyed | {_IN_STATEMENTS['none']} |",
     ]
     return "\n".join(lines) + "\n"

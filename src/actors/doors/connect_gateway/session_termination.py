@@ -1,8 +1,8 @@
-"""Sessions of Connect clients among those of all doors, and what others than their clients end.
+"""Registering the sessions of Connect clients, and ending them from outside.
 
-A session ends with its role and its token, and on an administrator's request; its operations end
-when they are canceled so, or when the role loses the right to what they read. Each is stopped here
-at once, so that no response of it leaves, and at Spark beside the call that asked.
+A session ends when its role or token is removed, or when an administrator ends it. An operation
+also ends when an administrator cancels it, or when its role loses a right to what it reads. It is
+stopped here immediately, so that it sends no more responses, and at Spark in a separate task.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from actors.runtime.errors import AccessDenied, PenstockError, ResourceBusy, Ses
 
 
 class SessionTerminator:
-    """Adds sessions, and ends them."""
+    """Registers sessions, and ends them on request of other parts of the service."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class SessionTerminator:
         release: Callable[[GatewaySession], Awaitable[None]],
         give_up: Callable[[OpenOperation], Awaitable[None]],
     ) -> None:
-        """Take the parts.
+        """Set up without sessions.
 
         Args:
-            opened: The sessions of all doors.
-            table: Those of this one.
-            run: Runs a coroutine function beside all calls.
-            release: Ends a session at Spark, too.
-            give_up: Ends an operation at Spark, too.
+            opened: The open sessions of all protocols.
+            table: The sessions of Spark Connect.
+            run: Runs an async function as a separate task.
+            release: Ends a session here and at Spark.
+            give_up: Ends an operation here and at Spark.
         """
         self._opened = opened
         self._table = table
@@ -51,9 +51,10 @@ class SessionTerminator:
     def add_session(
         self, key: SessionKey, server_side_session_id: str, who: CallerIdentity, server: int
     ) -> GatewaySession:
-        """Add a session that Spark's server of this number has opened. Raises `SessionEnded` if the
-        caller's role or token is gone since, and `ResourceBusy`."""
-        # First, so that a role that is gone since its proof has no session here.
+        """Add a session that Spark has opened. `server`: the number of Spark's server, see
+        `SparkUpstream.server`. Raises `SessionEnded` if the caller's role or token was removed
+        since its authentication, and `ResourceBusy` if there are too many sessions."""
+        # First, because it fails if the role was removed since the authentication.
         opened = self._opened.open("connect", who.role, who.peer, token=who.token, proven=True)
         made = GatewaySession(key, server_side_session_id, who, opened)
         made.server = server
@@ -72,16 +73,16 @@ class SessionTerminator:
         self._run(lambda: self._release(session))
 
     def _end_revoked(self, session: GatewaySession, opened: OpenSession) -> None:
-        """End what the session's role may not go on with."""
+        """End the operations, or the session, that the session's role may not continue."""
         self._stop_operations(session, OpenOperation.denial)
         rules, role = opened.rules, session.caller.role
         lost = ""
         try:
             session.stream_rights.check()
         except AccessDenied as denied:
-            # Spark runs streams by itself: they end with their session alone.
+            # Streams run inside Spark, and can only be ended with their session.
             lost = str(denied) if session.starts_streams else ""
-        # Functions of the client may be left in a session that was given the right to run them.
+        # A session whose client ran code may still contain the client's functions.
         if role and session.ran_code and not rules.may(role, EXECUTE_CODE):
             lost = rules.refusal(role, EXECUTE_CODE)
         if role and not rules.may(role, CONNECT):
@@ -92,7 +93,7 @@ class SessionTerminator:
     def _stop_operations(
         self, session: GatewaySession, why: Callable[[OpenOperation], PenstockError | None]
     ) -> None:
-        """Stop the operations of a session for which there is an error."""
+        """Stop the operations of a session for which `why` returns an error."""
         for operation in list(session.operations.values()):
             error = why(operation)
             if error is not None:

@@ -1,7 +1,7 @@
-"""Answers to SHOW TABLES, SHOW TABLE EXTENDED and SHOW VIEWS about the service's objects. Pure.
+"""Results of SHOW TABLES, SHOW TABLE EXTENDED and SHOW VIEWS for the service's objects. Pure.
 
-Spark lists its own tables; the service's stand beside them, in rows of the same columns. Tools such
-as dbt learn from these which objects there are.
+Spark lists its own tables, and the service's objects are added as rows with the same columns. Tools
+such as dbt find objects this way.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _LISTED: Final = frozenset({"tables", "views"})
 
 
 def answer_show_statement(text: str, names: ObjectNames) -> SparkCatalogAnswer | None:
-    """Return what a text that lists tables or views is told of the service's objects; None for
-    every other text, and for a list of a database that has none of them."""
-    # By far the most texts are queries, and some of them long.
+    """Return the service's rows for a text that lists tables or views; None for all other texts,
+    and for a database without objects of the service."""
+    # Most texts are queries, and some are long, so avoid parsing them.
     if names_of(text).head != "SHOW":
         return None
     try:
         statement = parse_text(text)
     except SqlSyntaxError:
-        return None  # Spark reads more than this grammar does
+        return None  # it may still be valid for Spark
     if not isinstance(statement, ShowObjectsStatement) or statement.kind not in _LISTED:
         return None
     database = ".".join(statement.schema) or DATABASE
     views = statement.kind == "views"
-    # Spark has no database of that name, and would refuse to list it.
+    # Spark has no such database, and would reject the statement.
     alone = is_database(database, SYSTEM_DATABASE)
     if alone:
         found = [] if views else sorted(RELATIONS)
@@ -50,7 +50,7 @@ def answer_show_statement(text: str, names: ObjectNames) -> SparkCatalogAnswer |
         found = sorted(each.name for each in entries if not views or each.kind == VIEW)
     else:
         return None
-    # Spark filters its own rows by the pattern, and these are added behind.
+    # These rows are added after Spark's, which Spark has already filtered by the pattern.
     rows = [_row(names, key, statement) for key in found]
     name = "viewName" if views else "tableName"
     pattern = statement.pattern
@@ -79,14 +79,15 @@ def _row(names: ObjectNames, key: str, statement: ShowObjectsStatement) -> dict[
 
 
 def _information(names: ObjectNames, key: str) -> str:
-    """Return what SHOW TABLE EXTENDED tells of an object, in lines as Spark has them."""
+    """Return the `information` of an object in SHOW TABLE EXTENDED, in Spark's form."""
     entry = names.entry(key)
     system = is_relation(key)
     lines = [
         f"Catalog: {CATALOG}",
         f"Database: {SYSTEM_DATABASE if system else DATABASE}",
         f"Table: {key.partition('.')[2] if system else key}",
-        # Tools drop by this word: DROP VIEW takes materialized ones, too.
+        # Tools use this to choose between DROP VIEW, which includes materialized views, and DROP
+        # TABLE.
         f"Type: {'VIEW' if entry is not None and entry.kind == VIEW else 'MANAGED'}",
         "Provider: penstock",
         "Schema: root",

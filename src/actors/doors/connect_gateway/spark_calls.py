@@ -1,4 +1,4 @@
-"""Calls that the gateway makes for itself in a client's session of Spark."""
+"""Calls to Spark that the gateway makes for itself in a client's session."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ CLIENT_TYPE: Final = "penstock"
 
 
 class SparkCalls:
-    """The calls."""
+    """Makes the gateway's own calls to Spark."""
 
     def __init__(self, upstream: SparkUpstream) -> None:
         self._upstream = upstream
 
     async def open_session(self, request: ProtoMessage, settings: Mapping[str, str]) -> str:
-        """Open the session that a request names, if it is not open, with these settings too. Return
-        Spark's id of it. Raises as `SparkUpstream.call` does."""
+        """Open the session that a request names, if needed, and add these settings to its initial
+        ones. Return the server-side session id. Raises the same as `SparkUpstream.call`."""
         key = SessionKey(request.user_context.user_id, request.session_id)
         answer = await self._configure(key, {**FIRST_SETTINGS, **settings})
         return str(answer.server_side_session_id)
 
     async def settings_of(self, session: GatewaySession, names: Iterable[str]) -> dict[str, str]:
-        """Return the values that settings have in a session, of those that have one."""
+        """Return the current values of settings in a session, except those without a value."""
         key = session.key
         asked = base_pb2.ConfigRequest(session_id=key.session_id, client_type=CLIENT_TYPE)
         asked.user_context.user_id = key.user_id
@@ -46,8 +46,8 @@ class SparkCalls:
         return {pair.key: pair.value for pair in pairs if pair.HasField("value")}
 
     async def note_settings(self, session: GatewaySession, names: Iterable[str]) -> None:
-        """Note settings that a client is about to change, with the values that they have before
-        the first change."""
+        """Record the settings that a client is about to change, with their values before the first
+        change."""
         new = [name for name in names if session.note_setting(name)]
         if new:
             present = await self.settings_of(session, new)
@@ -55,24 +55,24 @@ class SparkCalls:
                 session.first_settings.setdefault(name, present.get(name))
 
     async def changed_settings(self, session: GatewaySession) -> dict[str, str]:
-        """Return the settings that mean something to statements of the service and that have
-        another value in a session than at its begin."""
+        """Return the current values of the settings that affect the service's statements and that
+        have changed since the session began."""
         first = session.first_settings
         if not first:
             return {}
-        # Spark is asked, as a text or a setting of another name may have changed it, too.
+        # Ask Spark, because SQL texts or other settings may have changed them as well.
         present = await self.settings_of(session, first)
         return {name: value for name, value in present.items() if value != first[name]}
 
     async def prepare_files(self, session: GatewaySession) -> None:
-        """Set what a session needs before it reads parts of shards."""
-        # Once for a session: no client sets it back.
+        """Prepare a session for reading parts of shards."""
+        # Needed only once, because clients cannot change these settings.
         if not session.reads_files:
             await self._configure(session.key, FILE_SETTINGS)
             session.reads_files = True
 
     async def prepare_streams(self, session: GatewaySession) -> None:
-        """Make the data source known that a session needs before it streams changes."""
+        """Register the data source that a session needs for streaming changes."""
         if not session.reads_streams:
             await self.execute(session, registration())
             session.reads_streams = True
@@ -86,7 +86,7 @@ class SparkCalls:
         return base_pb2.ConfigResponse.FromString(answer)
 
     async def analyze(self, session: GatewaySession, relation: ProtoMessage) -> None:
-        """Let Spark analyse a relation. Raises Spark's error."""
+        """Have Spark analyze a relation. Raises Spark's error."""
         asked = base_pb2.AnalyzePlanRequest(
             session_id=session.key.session_id, client_type=CLIENT_TYPE
         )
@@ -98,8 +98,7 @@ class SparkCalls:
     async def answers(
         self, session: GatewaySession, plan: ProtoMessage
     ) -> AsyncGenerator[ProtoMessage, None]:
-        """Yield the answers to a plan that is executed at once. It is interrupted when the loop is
-        left."""
+        """Execute a plan and yield its responses. Leaving the loop early interrupts it."""
         asked = base_pb2.ExecutePlanRequest(
             session_id=session.key.session_id,
             client_type=CLIENT_TYPE,
@@ -115,12 +114,12 @@ class SparkCalls:
                     yield base_pb2.ExecutePlanResponse.FromString(answer)
             ended = True
         finally:
-            # A call that is cancelled ends its stream; what Spark runs for it would go on.
+            # Canceling the call only ends the stream, and Spark would continue the operation.
             if not ended:
                 await self.interrupt(session, asked.operation_id)
 
     async def interrupt(self, session: GatewaySession, operation_id: str) -> None:
-        """End an operation at Spark, if it runs. Raises nothing."""
+        """End an operation at Spark, if it is running. Raises nothing."""
         asked = base_pb2.InterruptRequest(
             session_id=session.key.session_id,
             client_type=CLIENT_TYPE,
@@ -128,20 +127,21 @@ class SparkCalls:
             operation_id=operation_id,
         )
         asked.user_context.user_id = session.key.user_id
-        # Shielded and bounded: the caller may itself be cancelled, and Spark be gone.
+        # Shielded and with a timeout: the caller may be canceled, and Spark may be gone.
         with anyio.move_on_after(INTERRUPT_SECONDS, shield=True):
-            # What Spark does not run any more, or cannot answer for, is ended.
+            # If Spark does not know the operation, or is gone, the operation has ended.
             with contextlib.suppress(grpc.aio.AioRpcError, PenstockError):
                 await self._upstream.call("Interrupt", asked.SerializeToString())
 
     async def execute(self, session: GatewaySession, plan: ProtoMessage) -> None:
-        """Execute a plan, without a look at its answers."""
+        """Execute a plan, and ignore its responses."""
         async with aclosing(self.answers(session, plan)) as answers:
             async for _ in answers:
                 pass
 
     async def count_streams(self, session: GatewaySession) -> int:
-        """Return how many streams of a session run. Raises as `SparkUpstream.call` does."""
+        """Return the number of running streams of a session. Raises the same as
+        `SparkUpstream.call`."""
         if not session.starts_streams:
             return 0
         plan = base_pb2.Plan()
@@ -154,7 +154,7 @@ class SparkCalls:
         return count
 
     async def release(self, key: SessionKey) -> None:
-        """Release a session. Raises as `SparkUpstream.call` does."""
+        """Release a session at Spark. Raises the same as `SparkUpstream.call`."""
         asked = base_pb2.ReleaseSessionRequest(session_id=key.session_id, client_type=CLIENT_TYPE)
         asked.user_context.user_id = key.user_id
         await self._upstream.call("ReleaseSession", asked.SerializeToString())
@@ -163,8 +163,8 @@ class SparkCalls:
     async def naming(
         self, session: GatewaySession, views: Mapping[str, ProtoMessage]
     ) -> AsyncIterator[None]:
-        """Let relations be temporary views of a session while the block runs, alone: two plans of a
-        session may need the same name for rows at two times."""
+        """Make relations temporary views of a session while the block runs. Only one such block
+        runs per session, because two plans may use the same name for rows of different times."""
         async with session.naming:
             made: list[str] = []
             try:
@@ -188,7 +188,7 @@ class SparkCalls:
 
 
 INTERRUPT_SECONDS: Final = 10.0
-"""Time for a call that cleans up."""
+"""Timeout of a call that cleans up."""
 
 
 def _view_made(name: str, relation: ProtoMessage) -> ProtoMessage:

@@ -1,7 +1,7 @@
-"""The Spark Connect server of the service's own Spark: calls to it, as bytes.
+"""Calls to the Spark Connect server of the service's Spark, with messages as bytes.
 
-It is inside the JVM of the engine's process, on a port of loopback that is another after each
-start; or it is the server that `spark_master` names.
+The server runs in the JVM of the engine's process, on a loopback port that changes at each start,
+or it is the remote server of the setting `spark_master`.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from actors.model.plan.jobs import EngineReady
 from actors.runtime.errors import EngineUnavailable
 from actors.runtime.settings import Settings
 
-"""Begin of `spark_master` where it is a Connect server of somebody else's."""
 SERVICE: Final = "/spark.connect.SparkConnectService/"
 _SPARE_BYTES: Final = 1024 * 1024
 _KEPT_HEADERS: Final = "x-"
-"""Prefix of the metadata of a client that is passed on."""
+"""Prefix of the keys of client metadata to forward."""
 _ADDRESS_PARAMETERS: Final = frozenset({"use_ssl", "token", "user_id", "user_agent", "session_id"})
 
 Metadata = Sequence[tuple[str, str]]
 
 
 class ConnectPlace(msgspec.Struct, frozen=True):
-    """The address of a Connect server, and what each call shows it."""
+    """The address of a Connect server."""
 
     target: str
+    """Host and port."""
     secure: bool
+    """True for TLS."""
     metadata: tuple[tuple[str, str], ...]
+    """Metadata to send with each call, including the token."""
 
 
 def place_of_engine(ready: EngineReady) -> ConnectPlace:
-    """Return the server in the JVM of an engine. Raises `EngineUnavailable` if it has none."""
+    """Return the address of an engine's server. Raises `EngineUnavailable` if it has none."""
     if not ready.connect_port:
-        raise EngineUnavailable("the engine serves no Spark Connect")
+        raise EngineUnavailable("the engine has no Spark Connect server")
     bearer = (("authorization", f"Bearer {ready.connect_token}"),)
     return ConnectPlace(f"127.0.0.1:{ready.connect_port}", False, bearer)
 
 
 def place_of_address(master: str) -> ConnectPlace:
-    """Return the server of a well-formed address ``sc://host:port/;name=value``.
+    """Parse a well-formed address ``sc://host:port/;name=value``.
 
     >>> place_of_address("sc://h:1/;use_ssl=true;x-a=b").metadata
     (('x-a', 'b'),)
@@ -64,34 +66,37 @@ def place_of_address(master: str) -> ConnectPlace:
     token = values.get("token", "")
     if token:
         headers.append(("authorization", f"Bearer {token}"))
-    # As Spark's own clients take it: a token alone means TLS, but to this machine.
+    # As in Spark's own clients, a token implies TLS, except to localhost.
     secure = values.get("use_ssl", "").lower() == "true" or (bool(token) and host != "localhost")
     return ConnectPlace(f"{host}:{url.port or 15002}", secure, tuple(headers))
 
 
 class SparkUpstream:
-    """Calls to the server, over one channel."""
+    """Makes calls to the server over one channel."""
 
     def __init__(self, settings: Settings, locate: Callable[[], Awaitable[ConnectPlace]]) -> None:
-        """Take a function that tells where the server is now, and waits until there is one."""
+        """Set up without connecting. `locate` waits for a server if needed, and returns its
+        address."""
         self._locate = locate
         size = settings.connect_message_bytes_max + settings.connect_inline_bytes_max
         self._options = [
             ("grpc.max_send_message_length", size + _SPARE_BYTES),
             ("grpc.max_receive_message_length", size + _SPARE_BYTES),
-            # Calls of all clients go over one channel: its own pings must not look like a flood.
+            # Rare enough that the server does not reject the pings as a flood.
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.enable_retries", 0),
         ]
         self._place: ConnectPlace | None = None
+        """Address of the open channel; None: no channel is open."""
         self._channel: Any = None
         self.server = 0
-        """Number of the server that was called last: another one knows no session of the former."""
+        """Number of the most recently called server, starting at 1. A new server does not know the
+        sessions of the previous one."""
 
     async def call(
         self, method: str, request: bytes, *, timeout: float | None = None, metadata: Metadata = ()
     ) -> bytes:
-        """Make a call with one request and one answer. Raises `grpc.aio.AioRpcError`, and
+        """Make a call with one request and one response. Raises `grpc.aio.AioRpcError` and
         `EngineUnavailable`."""
         channel, own = await self._open()
         answer: bytes = await channel.unary_unary(SERVICE + method)(
@@ -102,8 +107,8 @@ class SparkUpstream:
     async def stream(
         self, method: str, request: bytes, *, timeout: float | None = None, metadata: Metadata = ()
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the answers of a call with one request, each when the one before was taken. Leaving
-        the loop cancels the call. Raises as `call` does."""
+        """Make a call with one request, and yield its responses as the caller consumes them.
+        Leaving the loop cancels the call. Raises the same as `call`."""
         channel, own = await self._open()
         call = channel.unary_stream(SERVICE + method)(
             request, timeout=timeout, metadata=(*metadata, *own)
@@ -122,7 +127,7 @@ class SparkUpstream:
         timeout: float | None = None,
         metadata: Metadata = (),
     ) -> bytes:
-        """Make a call with many requests and one answer. Raises as `call` does."""
+        """Make a call with many requests and one response. Raises the same as `call`."""
         channel, own = await self._open()
         answer: bytes = await channel.stream_unary(SERVICE + method)(
             requests, timeout=timeout, metadata=(*metadata, *own)
@@ -130,38 +135,39 @@ class SparkUpstream:
         return answer
 
     async def _open(self) -> tuple[Any, tuple[tuple[str, str], ...]]:
-        # Asked each time: another engine has another port, and the answer costs microseconds.
+        # Asked for each call, because a new engine has another port. This takes microseconds.
         place = await self._locate()
         if place != self._place:
             former, self.server = self._channel, self.server + 1
             self._place, self._channel = place, self._dial(place)
             if former is not None:
-                # The engine was replaced: what still runs over it has no one to answer it.
+                # The engine was replaced, so calls over the old channel get no response.
                 await former.close()
         return self._channel, place.metadata
 
     def _dial(self, place: ConnectPlace) -> Any:
-        # Either loopback, or an address whose owner chose to go without TLS.
+        # Either loopback, or an address that was configured without TLS.
         if not place.secure:
             return grpc.aio.insecure_channel(place.target, options=self._options)
         credentials = grpc.ssl_channel_credentials()
         return grpc.aio.secure_channel(place.target, credentials, options=self._options)
 
     async def aclose(self) -> None:
-        """Close the channel, which cancels what runs over it."""
+        """Close the channel, which cancels its calls."""
         channel, self._channel, self._place = self._channel, None, None
         if channel is not None:
             await channel.close()
 
 
 def passed_on(metadata: Any) -> Metadata:
-    """Return the metadata of a client that is for Spark: its own headers, and no secrets."""
+    """Return the client metadata to forward to Spark: custom headers, but no secrets."""
     found = ((str(key).lower(), value) for key, value in metadata or ())
     return [(key, value) for key, value in found if key.startswith(_KEPT_HEADERS)]
 
 
 def is_forgotten(error: Any) -> bool:
-    """Return whether the server says that it has not, or not any more, a session."""
+    """Return whether an error of the server says that it does not know, or has closed, a
+    session."""
     text = str(error.details() or "")
     return any(
         f"INVALID_HANDLE.{name}" in text

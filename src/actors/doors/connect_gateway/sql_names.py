@@ -1,8 +1,8 @@
-"""Names in SQL texts: which tables a text may read, and the same text with other names. Pure.
+"""Finding and replacing table names in SQL texts. Pure.
 
-Spark reads the texts. Here they are only split into words, so what is found may be too much (a
-column called like a table) and never too little, except for names that a text computes
-(``IDENTIFIER('a' || 'b')``), which Spark then misses.
+Spark parses the texts. This module only splits them into words, so it may find too much (a column
+with the name of a table) but not too little. The exception is names that a text computes
+(``IDENTIFIER('a' || 'b')``), which Spark then reports as missing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from actors.engine.sql.tokens import LexedText, SqlDialect, SqlToken, lex_sql, n
 from actors.runtime.errors import SqlSyntaxError
 
 NameParts: TypeAlias = tuple[str, ...]
-"""A name as it is written: (table,), (database, table) or (catalog, database, table)."""
+"""A name as written: (table,), (database, table) or (catalog, database, table)."""
 ResolveName: TypeAlias = Callable[[NameParts], str | None]
-"""Returns the key of the object that a name means; None for any other name."""
+"""Returns the key of the object with this name; None if there is none."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _QUERY_HEADS: Final = frozenset({"SELECT", "VALUES", "TABLE", "MAP", "REDUCE"})
@@ -29,23 +29,27 @@ _MAYBE_HEADS: Final = frozenset({"WITH", "FROM"})
 _CHANGE_WORDS: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 _SHOWN_HEADS: Final = frozenset({"EXPLAIN", "DESCRIBE", "DESC", "SHOW"})
 _TEXT_NAMES: Final = frozenset({"IDENTIFIER", "EXECUTE"})
-"""Words behind which a string may be a name, or a statement."""
+"""Words after which a string may be a name or a statement."""
 
 
 class NameChain(NamedTuple):
-    """Identifiers with dots between them, without quotes, and where each of them stands."""
+    """A dotted name in a text."""
 
     parts: NameParts
+    """The identifiers, without quotes."""
     spans: tuple[tuple[int, int], ...]
+    """Start and end of each identifier in the text."""
 
 
 class TextRead(NamedTuple):
-    """A table that a text may read: the object's key, and its name as it is written."""
+    """A table that a text may read."""
 
     key: str
+    """The key of the object."""
     parts: NameParts
+    """Its name as written."""
     in_string: bool = False
-    """True if the name stands in a string, where it cannot be replaced."""
+    """True if the name is in a string, where it cannot be replaced."""
 
 
 class TemporaryViewText(NamedTuple):
@@ -57,12 +61,12 @@ class TemporaryViewText(NamedTuple):
     if_absent: bool
     is_global: bool
     columns: bool
-    """True if it names its columns, or has options."""
+    """True if there is anything between the name and AS, such as columns or a comment."""
 
 
 def split_words(sql: str) -> list[SqlToken]:
-    """Return the words of a text. Comments are left out; what stands in a hint is not. A text that
-    has no end, which Spark refuses, has no words.
+    """Split a text into words. Comments are omitted, but the words in hints are included. A text
+    with an unterminated comment or string, which Spark rejects, has no words.
 
     >>> [word.text for word in split_words("SELECT a /* b */ FROM `c d`.e -- f")]
     ['SELECT', 'a', 'FROM', '`c d`', '.', 'e']
@@ -83,32 +87,34 @@ def _words_in(tokens: Iterable[SqlToken]) -> Iterator[SqlToken]:
             yield token
             continue
         start = token.start + len("/*+")
-        # A hint names tables, as in BROADCAST(t).
+        # A hint may name tables, as in BROADCAST(t).
         for each in split_words(token.text[len("/*+") : -len("*/")]):
             yield SqlToken(each.kind, each.text, each.start + start)
 
 
 class TextNames(NamedTuple):
-    """Words of a text that are asked for again and again while its request is looked at."""
+    """The analysis of a text, which a request needs several times."""
 
     head: str
-    """The first word after any brackets, in upper case; "" in a text without words."""
+    """The first word after any parentheses, in upper case; "" if the text has no words."""
     tokens: Sequence[SqlToken]
+    """The tokens of the text, with each hint as one token."""
     words: Sequence[SqlToken]
-    """The tokens, with those that stand in hints."""
+    """The tokens of the text, with hints split into their tokens."""
     changes: bool
-    """True if one of its words begins a change."""
+    """True if it contains INSERT, UPDATE, DELETE or MERGE as a word."""
     chains: tuple[NameChain, ...]
+    """All dotted names in the text."""
     strings: tuple[SqlToken, ...]
-    """Strings that may be names, or statements."""
+    """Strings that may be names or statements."""
 
 
 _KEPT: ContextVar[dict[str, TextNames] | None] = ContextVar("texts of a request", default=None)
 
 
 def keep_names() -> dict[str, TextNames]:
-    """Return the names of texts that are kept from now on, in this task and those that it starts:
-    each text is split into words once."""
+    """Start caching the analysis of texts in this task and the tasks that it starts. Return the
+    cache."""
     kept = _KEPT.get()
     if kept is None:
         _KEPT.set(kept := {})
@@ -116,7 +122,7 @@ def keep_names() -> dict[str, TextNames]:
 
 
 def names_of(sql: str) -> TextNames:
-    """Return what is kept of a text, or what it says."""
+    """Return the analysis of a text, from the cache if there is one."""
     kept = _KEPT.get()
     if kept is None:
         return read_names(sql)
@@ -126,7 +132,7 @@ def names_of(sql: str) -> TextNames:
 
 
 def read_names(sql: str) -> TextNames:
-    """Split a text into words; return what is asked of them.
+    """Analyze a text.
 
     >>> read_names("(SELECT a.b FROM t)").head
     'SELECT'
@@ -135,7 +141,7 @@ def read_names(sql: str) -> TextNames:
     words = list(_words_in(tokens))
     named = {word.text.upper() for word in words if word.kind == "word"}
     return TextNames(
-        # Brackets may stand around a query, never around a command.
+        # Queries may be in parentheses, commands may not.
         next((word.text.upper() for word in words if word.text != "("), ""),
         tokens,
         words,
@@ -146,17 +152,17 @@ def read_names(sql: str) -> TextNames:
 
 
 def _identifier(word: SqlToken) -> str | None:
-    """Return the identifier that a word may be; None if it cannot be one."""
+    """Return a word as an identifier without quotes; None if it cannot be one."""
     if word.kind == "word":
         return word.text
     if word.kind == "name":
         return name_value(word.text)
-    # With `spark.sql.ansi.doubleQuotedIdentifiers` it is a name.
+    # A double-quoted text is a name with `spark.sql.ansi.doubleQuotedIdentifiers`.
     return word.text[1:-1] if word.kind == "text" and word.text[0] == '"' else None
 
 
 def find_chains(words: Iterable[SqlToken]) -> Iterator[NameChain]:
-    """Yield all identifiers of a text, those with dots between them together.
+    """Yield all identifiers in a text, with dotted ones combined.
 
     >>> [chain.parts for chain in find_chains(split_words("SELECT a.b, c FROM d . e"))]
     [('SELECT',), ('a', 'b'), ('c',), ('FROM',), ('d', 'e')]
@@ -183,7 +189,7 @@ def find_chains(words: Iterable[SqlToken]) -> Iterator[NameChain]:
 
 
 def parse_identifier(text: str) -> NameParts | None:
-    """Return the parts of a name that stands by itself; None if it is none.
+    """Parse a text that consists of one name; None if it does not.
 
     >>> parse_identifier("a.`b.c`"), parse_identifier("a b")
     (('a', 'b.c'), None)
@@ -195,12 +201,12 @@ def parse_identifier(text: str) -> NameParts | None:
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether a name needs no quotes."""
+    """Return whether a name is valid without quotes."""
     return _PLAIN.fullmatch(name) is not None
 
 
 def find_text_reads(sql: str, resolve: ResolveName) -> list[TextRead]:
-    """Return the tables that a text may read, each spelling once.
+    """Return the tables that a text may read, with each spelling once.
 
     >>> known = {("t",): "t", ("default", "t"): "t"}
     >>> find_text_reads("SELECT t.a FROM default.t", known.get)
@@ -209,7 +215,7 @@ def find_text_reads(sql: str, resolve: ResolveName) -> list[TextRead]:
     names = names_of(sql)
     found: dict[TextRead, None] = {}
     for chain in names.chains:
-        # A chain that goes on behind the name is a column of a table that is named elsewhere.
+        # A longer chain is a column of a table, which the text names elsewhere.
         key = resolve(chain.parts)
         if key is not None:
             found[TextRead(key, chain.parts)] = None
@@ -220,19 +226,20 @@ def find_text_reads(sql: str, resolve: ResolveName) -> list[TextRead]:
 
 
 def find_string_reads(text: str, resolve: ResolveName) -> list[TextRead]:
-    """Return the tables that a string's value may name, alone or as a statement."""
+    """Return the tables that a string's value may name, as a name or in a statement."""
     reads = (resolve(chain.parts) and chain.parts for chain in find_chains(split_words(text)))
     found = dict.fromkeys(parts for parts in reads if parts)
     return [TextRead(str(resolve(parts)), parts, in_string=True) for parts in found]
 
 
 def string_value(word: SqlToken) -> str:
-    """Return about the value of a string literal: names have no escapes."""
+    """Return the approximate value of a string literal: backslashes are removed, because names have
+    no escapes."""
     return word.text.lstrip("rR")[1:-1].replace("\\", "")
 
 
 def rename_chains(sql: str, renames: Mapping[NameParts, str]) -> str:
-    """Return the text with names replaced, also where they qualify a column. Names are compared in
+    """Replace names in a text, including those that qualify a column. The keys of `renames` are in
     lower case.
 
     >>> rename_chains("SELECT Default.t.a FROM default.t -- t", {("default", "t"): "t1"})
@@ -240,24 +247,24 @@ def rename_chains(sql: str, renames: Mapping[NameParts, str]) -> str:
     """
     edits: list[tuple[int, int, str]] = []
     for chain in names_of(sql).chains:
-        # By default it is a string, which is not to be changed.
+        # By default, a double-quoted text is a string, which must not change.
         if any(sql[start] == '"' for start, _ in chain.spans):
             continue
         folded = tuple(part.lower() for part in chain.parts)
-        # The longest name first: (a, b) may be renamed as well as (a,).
+        # The longest name first, because both (a, b) and (a,) may be renamed.
         for count in range(len(folded), 0, -1):
             alias = renames.get(folded[:count])
             if alias is not None:
                 edits.append((chain.spans[0][0], chain.spans[count - 1][1], alias))
                 break
-    # From the end, so that the places before stay what they were.
+    # From the end, so that earlier positions remain valid.
     for start, end, alias in reversed(edits):
         sql = sql[:start] + alias + sql[end:]
     return sql
 
 
 def is_query(sql: str) -> bool:
-    """Return whether a text is surely a query; False for a command, and for what may be one.
+    """Return whether a text is certainly a query; False for commands, and if it may be one.
 
     >>> is_query("(SELECT 1)"), is_query("WITH a AS (SELECT 1) INSERT INTO t SELECT 1")
     (True, False)
@@ -267,18 +274,22 @@ def is_query(sql: str) -> bool:
 
 
 def needs_no_rows(sql: str) -> bool:
-    """Return whether Spark answers a text by its analysis alone, without any table's rows."""
+    """Return whether Spark needs only to analyze a text, without reading any rows of tables: for
+    queries, which run later, and commands such as EXPLAIN."""
     words = names_of(sql).words
     head = words[0].text.upper() if words else ""
     return head in _SHOWN_HEADS or is_query(sql)
 
 
 class SettingText(NamedTuple):
-    """A SET or RESET statement: the setting that it names ("": all), and what it does with it."""
+    """A SET or RESET statement."""
 
     name: str
+    """The setting; "" for all settings."""
     assigns: bool
+    """True if it sets a value."""
     resets: bool
+    """True if it resets the setting."""
 
 
 def setting_of(sql: str) -> SettingText | None:
@@ -293,15 +304,14 @@ def setting_of(sql: str) -> SettingText | None:
     chains = list(find_chains(words[1:]))
     found = ".".join(chains[0].parts) if chains else ""
     resets = words[0].text.upper() == "RESET"
-    # SET TIME ZONE has a word of its own.
+    # SET TIME ZONE does not name its setting.
     if found.upper() == "TIME":
         return SettingText("spark.sql.session.timeZone", True, resets)
     return SettingText(found, any(word.text == "=" for word in words), resets)
 
 
 def parse_text(sql: str) -> SqlStatement:
-    """Return the one statement of a text, whose words are split already. Raises
-    `SqlSyntaxError`."""
+    """Parse a text that is one statement, using cached tokens. Raises `SqlSyntaxError`."""
     tokens = names_of(sql).tokens
     if not tokens:
         return parse_statement(sql)
@@ -315,7 +325,7 @@ def _words_of(sql: str) -> StatementReader:
 
 
 def _take_name(reader: StatementReader) -> NameParts | None:
-    """Take a name; None if none comes next."""
+    """Consume a name; None if the next tokens are not one."""
     chain = next(find_chains(reader.tokens[reader.place :]), None)
     if chain is None or chain.spans[0][0] != reader.position:
         return None
@@ -324,7 +334,7 @@ def _take_name(reader: StatementReader) -> NameParts | None:
 
 
 def temporary_view_of(sql: str) -> TemporaryViewText | None:
-    """Return the parts of a CREATE TEMPORARY VIEW; None for every other text.
+    """Parse a CREATE TEMPORARY VIEW; None for all other texts.
 
     >>> temporary_view_of("CREATE OR REPLACE TEMP VIEW v AS SELECT 1")[:3]
     ('v', 'SELECT 1', True)
@@ -341,7 +351,7 @@ def temporary_view_of(sql: str) -> TemporaryViewText | None:
     if name is None or len(name) > 1:
         return None
     bare = reader.take("AS")
-    # Over a list of columns, a comment, properties: which of them it is does not matter.
+    # Skip columns, a comment and properties.
     while not bare and not reader.ends() and not reader.take("AS"):
         reader.place += 1
     query = "" if reader.ends() else sql[reader.position :]
@@ -349,8 +359,8 @@ def temporary_view_of(sql: str) -> TemporaryViewText | None:
 
 
 def created_name_of(sql: str) -> tuple[str, NameParts] | None:
-    """Return what a text makes in Spark's catalog (TABLE, VIEW, FUNCTION), and its name; None for
-    other texts, and for what is temporary.
+    """Return the kind (TABLE, VIEW or FUNCTION) and name of the object that a text creates in
+    Spark's catalog; None for other texts, and for temporary objects.
 
     >>> created_name_of("CREATE OR REPLACE TABLE default.t USING parquet AS SELECT 1")
     ('TABLE', ('default', 't'))
@@ -385,7 +395,7 @@ def changed_name_of(sql: str) -> NameParts | None:
 
 
 def dropped_view_of(sql: str) -> str | None:
-    """Return the name of one part that a DROP VIEW drops; None for every other text."""
+    """Return the name that a DROP VIEW drops, if it has no database; None for all other texts."""
     reader = _words_of(sql)
     if not reader.take("DROP", "VIEW"):
         return None

@@ -1,7 +1,7 @@
-"""The arguments of a statement, written into its text as literals. Pure.
+"""Substituting the arguments of a statement into its text. Pure.
 
-Spark's clients give them beside the text: ``spark.sql("DELETE FROM t WHERE a = ?", [1])``.
-Spark binds those of a query; of a statement of the service the text itself is needed.
+Spark's clients send arguments separately: ``spark.sql("DELETE FROM t WHERE a = ?", [1])``. Spark
+binds the arguments of a query itself. The service's own statements need a complete text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _EPOCH: Final = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is writ
 
 
 def text_with_arguments(sql: ProtoMessage) -> str:
-    """Return the text of an `SQL` with its arguments in place of its parameters. Raises
-    `SparkCondition` for a parameter without an argument, and for an argument that is no literal."""
+    """Return the text of an `SQL` message with its parameters replaced by their arguments. Raises
+    `SparkCondition` for a parameter without an argument, and for an argument that is not a
+    literal."""
     named = {name: _literal_of(each) for name, each in sql.named_arguments.items()}
     named |= {name: _written(each) for name, each in sql.args.items()}
     positional = [_literal_of(each) for each in sql.pos_arguments]
@@ -43,7 +44,7 @@ def text_with_arguments(sql: ProtoMessage) -> str:
                 "mapping of the parameter to a literal.",
             )
         edits.append((word.start, word.end, found))
-    # From the end, so that the places before stay what they were.
+    # From the end, so that earlier positions remain valid.
     for start, end, found in reversed(edits):
         text = text[:start] + found + text[end:]
     return str(text)
@@ -51,14 +52,12 @@ def text_with_arguments(sql: ProtoMessage) -> str:
 
 def _literal_of(expression: ProtoMessage) -> str:
     if expression.WhichOneof("expr_type") != "literal":
-        raise unsupported(
-            "A parameter of a statement of Penstock whose argument is an expression: give a value."
-        )
+        raise unsupported("An expression as an argument of a Penstock statement is not supported.")
     return _written(expression.literal)
 
 
 def _written(literal: ProtoMessage) -> str:
-    """Return a literal as Spark's SQL has it."""
+    """Format a literal as Spark SQL."""
     kind = literal.WhichOneof("literal_type")
     value: Any = getattr(literal, kind) if kind else None
     match kind:
@@ -69,7 +68,7 @@ def _written(literal: ProtoMessage) -> str:
         case "byte" | "short" | "integer" | "long":
             return f"{value}{_SUFFIXES[kind]}"
         case "float":
-            # A literal of Spark's would be a decimal or a double first, and be rounded twice.
+            # A numeric literal would first be a decimal or a double, and so be rounded twice.
             return f"CAST('{value!r}' AS FLOAT)"
         case "double":
             return f"{value!r}D" if math.isfinite(value) else f"CAST('{value!r}' AS DOUBLE)"
@@ -82,7 +81,7 @@ def _written(literal: ProtoMessage) -> str:
         case "date" | "timestamp" | "timestamp_ntz":
             return _written_time(kind, value)
     raise unsupported(
-        f"A parameter of a statement of Penstock whose argument is a {kind or 'nothing'}."
+        f"An argument of type {kind or 'unknown'} in a Penstock statement is not supported."
     )
 
 
@@ -92,10 +91,10 @@ def _written_time(kind: str, value: int) -> str:
         at = _EPOCH + datetime.timedelta(**since)
     except OverflowError:
         raise unsupported(
-            f"A parameter whose argument is a {kind} outside of years 1 to 9999."
+            f"An argument of type {kind} outside of the years 1 to 9999 is not supported."
         ) from None
     if kind == "date":
         return f"DATE'{at.date().isoformat()}'"
-    # Whatever the session's zone is.
+    # With an explicit zone, to be independent of the session's.
     zone = "Z" if kind == "timestamp" else ""
     return f"{kind.upper()}'{at.isoformat(' ', 'microseconds')}{zone}'"

@@ -1,4 +1,4 @@
-"""The executor of the service's own SQL statements, as the gateway calls it."""
+"""The interface through which the gateway executes the service's own SQL statements."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from actors.runtime.errors import PenstockError
 
 
 class StatementAnswer(NamedTuple):
-    """The rows that answer a statement; none for one that only changes something."""
+    """The result of a statement."""
 
     schema: pa.Schema
     batches: Sequence[pa.RecordBatch] = ()
+    """Empty for a statement that returns no rows."""
 
 
 class ExecuteStatement(Protocol):
-    """Executes a text that is a statement of the service (CREATE MATERIALIZED VIEW, DROP, SHOW,
-    INSERT INTO one of its tables, …)."""
+    """Executes statements of the service, such as CREATE MATERIALIZED VIEW, SHOW, or INSERT INTO
+    one of its tables."""
 
     def __call__(
         self, text: str, who: CallerIdentity, conf: Mapping[str, str]
     ) -> Awaitable[StatementAnswer | None]:
-        """Carry the text out for a caller, and return the statement's answer; None, without having
-        done anything, for a text that is Spark's. `conf`: settings that the caller's session
-        has changed and that may change rows. Raises errors of `actors.runtime.errors`, with
-        Spark's condition in the text if there is one."""
+        """Execute a text for a caller, and return its result; None, with no effect, if the text is
+        a statement for Spark. `conf`: changed settings of the caller's session that may affect
+        rows. Raises errors of `actors.runtime.errors`, with Spark's error condition, if any, in the
+        text."""
         ...
 
 
 class StatementDeclined(PenstockError):
-    """The text is no statement of the service: Spark executes it."""
+    """The text is not a statement of the service, so Spark executes it."""

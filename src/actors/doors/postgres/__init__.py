@@ -1,1 +1,1 @@
-"""The door for PostgreSQL's clients, and the system catalog that they see."""
+"""The server for PostgreSQL clients, and the system catalog that they see."""

@@ -1,4 +1,4 @@
-"""Carries out SQL statements for one session, whichever door they came by."""
+"""Executes the SQL statements of one session, whichever protocol they arrive by."""
 
 from actors.doors.sql_session.results import StatementResult as StatementResult
 from actors.doors.sql_session.row_values import SqlParameter as SqlParameter

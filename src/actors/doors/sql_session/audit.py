@@ -1,9 +1,9 @@
-"""The audit log: a line for each statement of a client, and for each login.
+"""The audit log: one line for each statement of a client and for each login.
 
-Lines go to the logger ``penstock.audit``, if `audit_statements` is set: who asked from where, for
-what, on which objects, how it ended, how long it took, and the text with its secrets blanked. A
-text that cannot be read is left out, as its secrets cannot be found. All values are JSON, so that
-nothing that a client sends begins a line of its own.
+With `audit_statements`, the logger ``penstock.audit`` gets the role, the client's address, the kind
+of statement, its objects, its outcome, how long it took, and its text with secrets blanked. A text
+that cannot be parsed is omitted, because its secrets cannot be found. Each line is a JSON object,
+so a client cannot inject a line of its own.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ _KINDS: Final = {
     "DROP": "DropObjects",
     "DROP ROLE": "DropRoles",
 }
-"""Kinds in the lines of statements whose words are others."""
+"""Maps commands to the kind that the log shows, where it differs from the command's words."""
 _SHOWN_MAX: Final = 32
-"""Objects of one statement that a line names."""
+"""Maximum number of a statement's objects that a line names."""
 
 
 class StatementAudit:
-    """The audit of one client."""
+    """Writes the audit lines of one client."""
 
     def __init__(
         self, settings: Settings, role: str, peer: str, dialect: SqlDialect, user: str = ""
     ) -> None:
-        """Begin the audit of a client with this role ("": it has proved none).
+        """Start the audit of a client.
 
         Args:
-            settings: The service's.
-            role: The role that it has proved.
-            peer: Its address.
-            dialect: The dialect of its texts.
-            user: The name that it has given itself.
+            settings: The service's settings.
+            role: The role that the client has authenticated as; "" if none.
+            peer: The client's address.
+            dialect: The dialect of the client's statements.
+            user: The user name that the client gave.
         """
         self.is_on = settings.audit_statements
         self._text_max = settings.audit_text_characters_max
@@ -76,14 +76,15 @@ class StatementAudit:
         kind: str = "",
         failures_only: bool = False,
     ) -> Iterator[None]:
-        """Write the line of a statement when the block ends, with its outcome.
+        """Write a statement's line, with its outcome, when the block ends.
 
         Args:
-            statement: The statement, parsed; None if it is none of the service's grammar.
-            text: Its text.
+            statement: The parsed statement; None if it is not in the service's grammar.
+            text: The statement's text.
             known: Objects that a query may name, by name.
-            kind: Its kind, where there is no statement.
-            failures_only: True if another line tells of its end, unless it fails here.
+            kind: The kind to log if `statement` is None.
+            failures_only: True if success is logged elsewhere, so that only a failure is logged
+                here.
         """
         if not self.is_on:
             yield
@@ -92,19 +93,19 @@ class StatementAudit:
         try:
             yield
         except BaseException as error:
-            # The class alone: a message may hold values of the statement.
+            # Log the class only: the message may contain values from the statement.
             outcome = type(error).__name__ if isinstance(error, Exception) else "canceled"
             raise
         finally:
             if outcome != DONE or not failures_only:
-                # Behind the statement, so that it does not wait for its line.
+                # Built after the statement, which does not wait for it.
                 name = kind if statement is None else kind_of(statement)
                 shown = redact_text(text, self._dialect, statement)
                 objects = objects_of_statement(statement, text, known or {})
                 self._write(name, objects, outcome, anyio.current_time() - began, shown)
 
     def event(self, kind: str, outcome: str = DONE, objects: tuple[str, ...] = ()) -> None:
-        """Write the line of something without a text, such as a login."""
+        """Write the line of an event without a text, such as a login."""
         if self.is_on:
             self._write(kind, objects, outcome, 0.0, "")
 
@@ -125,7 +126,7 @@ class StatementAudit:
 
 
 def kind_of(statement: SqlStatement) -> str:
-    """Return the kind of a statement.
+    """Return the kind of a statement, as the log shows it.
 
     >>> from actors.engine.sql.grammar import parse_statement
     >>> kind_of(parse_statement("DROP TABLE t"))
@@ -143,8 +144,8 @@ def kind_of(statement: SqlStatement) -> str:
 def objects_of_statement(
     statement: SqlStatement | None, text: str, known: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Return the names that a statement has in its own place, and those of known objects that
-    occur in its queries."""
+    """Return the names that a statement's own fields hold, then the known objects that its queries
+    mention."""
     found: dict[str, None] = {}
     for name in _NAMES:
         value = getattr(statement, name, None)

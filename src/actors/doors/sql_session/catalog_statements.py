@@ -1,4 +1,4 @@
-"""SHOW of objects and roles, DESCRIBE, EXPLAIN, REFRESH, VACUUM and ANALYZE."""
+"""Executes SHOW of objects and roles, DESCRIBE, EXPLAIN, REFRESH, VACUUM and ANALYZE."""
 
 from __future__ import annotations
 
@@ -26,17 +26,21 @@ Parameters = Sequence[SqlParameter]
 async def refresh_view(
     context: SessionContext, statement: sql.RefreshViewStatement
 ) -> StatementResult:
-    """Wait until a view has caught up with all that was written: it is maintained by itself."""
+    """Wait until a view reflects every acknowledged write. Nothing is recomputed: the service keeps
+    views up to date anyway."""
     found = await context.catalog.find_present(statement.name)
     if found.kind != "view":
-        raise InvalidUsage(f"{found.name} is a {found.kind}: only materialized views are refreshed")
-    # A read at the latest written time waits for the view.
+        raise InvalidUsage(
+            f"{found.name} is a {found.kind}: only a materialized view can be refreshed"
+        )
+    # A read at the latest written timestamp waits until the view reaches it.
     await context.client.peek(found.name, limit=0, deadline_ms=context.deadline_ms)
     return StatementResult("REFRESH MATERIALIZED VIEW")
 
 
 async def maintain(_: SessionContext, statement: sql.MaintainStatement) -> StatementResult:
-    """Do nothing: shards are compacted, and plans chosen by measures, by the service itself."""
+    """Accept VACUUM and ANALYZE without effect: the service compacts shards and chooses plans by
+    itself."""
     return StatementResult(statement.verb)
 
 
@@ -47,7 +51,7 @@ _TEXT: Final = pa.string()
 
 
 def text_result(columns: Sequence[str], rows: list[tuple[Any, ...]]) -> StatementResult:
-    """Return rows of texts (and booleans) as a result."""
+    """Return rows of strings and booleans as a result of type SELECT."""
     fields = []
     for number, name in enumerate(columns):
         values = [row[number] for row in rows]
@@ -59,7 +63,7 @@ def text_result(columns: Sequence[str], rows: list[tuple[Any, ...]]) -> Statemen
 async def show_objects(
     context: SessionContext, statement: sql.ShowObjectsStatement
 ) -> StatementResult:
-    """List objects of a kind, those whose names fit the pattern."""
+    """List the objects of a kind whose names match the statement's pattern."""
 
     def fits(name: str) -> bool:
         return matches(name, statement.pattern)
@@ -85,7 +89,7 @@ async def show_objects(
         return await _show_indexes(context, statement)
     objects = [each for each in await context.catalog.all() if fits(each.name)]
     if statement.kind == "tables":
-        # As Spark has it, views are among them.
+        # As in Spark, the tables include the views.
         tables = [each for each in objects if each.kind in QUERIED_KINDS]
         return text_result(
             ["namespace", "tableName", "isTemporary"],
@@ -105,7 +109,7 @@ async def show_objects(
 
 
 def _since(ms: int) -> str:
-    """Return a Unix time as text; empty for 0."""
+    """Format a Unix time in milliseconds, in UTC; "" for 0."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "milliseconds") if ms else ""
 
 
@@ -125,8 +129,9 @@ async def _show_indexes(
 
 
 def matches(name: str, pattern: str | None) -> bool:
-    """Return whether a name fits a pattern of SHOW … LIKE: ``*`` or ``%`` for any text, ``|``
-    between alternatives, in any case.
+    """Return whether a name matches a pattern of SHOW … LIKE, ignoring case.
+
+    ``*`` and ``%`` match any text; ``|`` separates alternatives. None matches every name.
 
     >>> matches("Orders", "ord*|x"), matches("orders", "%s"), matches("orders", "order")
     (True, True, False)
@@ -183,7 +188,7 @@ async def describe(
 
 
 def _default_rows(found: ObjectStatus) -> list[tuple[str, str, str]]:
-    """Return the section of a description that Spark has for defaults."""
+    """Return the rows of Spark's section "Column Default Values"; none without defaults."""
     if found.schema is None or not found.column_defaults:
         return []
     shown = [
@@ -197,7 +202,8 @@ def _default_rows(found: ObjectStatus) -> list[tuple[str, str, str]]:
 async def explain(
     context: SessionContext, statement: sql.ExplainStatement, parameters: Parameters
 ) -> StatementResult:
-    """Return how a query would be read or a view is maintained, as rows of one line each."""
+    """Return how a query would be read, or how a view is or would be maintained, one row per
+    line."""
     if statement.view:
         found = await context.catalog.find_present(statement.view)
         return _lines_of_plan(await context.client.explain(found.name))
@@ -226,7 +232,7 @@ async def _explained_view(
 async def _explained(
     context: SessionContext, span: sql.TextSpan, parameters: Parameters, policy: str = "auto"
 ) -> StatementResult:
-    """Return the plan of a query as a view's."""
+    """Return the plan that a view of this query would have."""
     query = context.spark(span, parameters)
     async with context.placed_errors(query):
         text = await context.client.explain_query(
@@ -254,12 +260,12 @@ _GRANTS: Final = pa.schema(
     [("role", pa.string()), ("right", pa.string()), ("on", pa.string()), ("kind", pa.string())]
 )
 EVERYTHING: Final = "*"
-"""Shown for a right on the whole service."""
+"""Shown as the object of a right on the whole service."""
 
 
 async def show_roles(context: SessionContext, _: sql.ShowRolesStatement) -> StatementResult:
-    """List all roles: whether they may log in, have a password and tokens, and their rights on the
-    whole service."""
+    """List all roles: whether they can log in, whether they have a password, their number of
+    tokens, and their rights on the whole service."""
     found = (await context.client.roles()).roles
     rows: list[tuple[Any, ...]] = [
         (
@@ -277,22 +283,22 @@ async def show_roles(context: SessionContext, _: sql.ShowRolesStatement) -> Stat
 async def show_grants(
     context: SessionContext, statement: sql.ShowGrantsStatement
 ) -> StatementResult:
-    """List the rights of all roles or of one, on everything or on one object.
+    """List the rights of all roles or of one, on all objects or on one.
 
     Raises:
-        UnknownObject: There is no role of that name.
+        UnknownObject: The role does not exist.
     """
     found = (await context.client.roles()).roles
     role = None if statement.role is None else fold(statement.role)
     if role is not None and role not in {fold(each.name) for each in found}:
-        raise UnknownObject(f"there is no role named {statement.role!r}: SHOW ROLES lists them")
+        raise UnknownObject(f"role {statement.role!r} does not exist: SHOW ROLES lists all roles")
     on = fold(object_name(statement.object)) if statement.object else None
     rows: list[tuple[Any, ...]] = [
         (each.name, right.right, right.on or EVERYTHING, right.kind)
         for each in sorted(found, key=lambda each: fold(each.name))
         if role in (None, fold(each.name))
         for right in each.rights
-        # A right on the whole service is one on the object, too.
+        # A right on the whole service also applies to the object.
         if on is None or not right.on or fold(right.on) == on
     ]
     return result_of("SELECT", _GRANTS, rows)

@@ -1,4 +1,4 @@
-"""State that the parts of an SQL session share: its client, its variables, its transaction."""
+"""The state that the parts of an SQL session share: client, variables, catalog, transaction."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ QUERIED_KINDS: Final = READABLE_KINDS | {PLAIN_VIEW}
 
 
 class ActiveTransaction(InvalidUsage):
-    """The transaction has begun to read or write, so that its modes cannot change any more."""
+    """The transaction has already read or written, so its modes can no longer change."""
 
     sqlstate = "25001"
 
 
 class ReadOnlyTransaction(InvalidUsage):
-    """A statement would change something in a transaction that only reads."""
+    """A statement would change something in a read-only transaction."""
 
     sqlstate = "25006"
 
@@ -103,7 +103,7 @@ class ReadOnlyTransaction(InvalidUsage):
 def schemas_of(
     objects: Iterable[ObjectStatus], kinds: Container[str] | None = None
 ) -> dict[str, TableSchema]:
-    """Return the columns of objects, or of those of some kinds, by name."""
+    """Map the names of objects, of all kinds or only of `kinds`, to their columns."""
     return {
         each.name: each.schema
         for each in objects
@@ -119,7 +119,7 @@ def only_reads(statement: SqlStatement) -> bool:
 
 
 def command_of(statement: SqlStatement) -> str:
-    """Return the command of a statement, for an error.
+    """Return the command of a statement, as error messages name it.
 
     >>> from actors.engine.sql.grammar import parse_statement
     >>> command_of(parse_statement("DROP TABLE t")), command_of(parse_statement("DELETE FROM t"))
@@ -136,21 +136,22 @@ def command_of(statement: SqlStatement) -> str:
 
 
 class SessionCatalog:
-    """Objects of the service, as the session last saw them."""
+    """The service's objects, as the session last saw them."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._known: dict[str, ObjectStatus] | None = None
+        """The objects by folded name, from the last status report; None after `forget`."""
 
     def forget(self) -> None:
-        """Forget all objects: one may have changed."""
+        """Discard the cached objects, because one may have changed."""
         self._known = None
 
     async def all(self) -> list[ObjectStatus]:
-        """Return all objects as they are now."""
+        """Fetch and return all objects as they are now."""
         found = (await self._client.status()).objects
-        # A view that is computed to come in another one's place is nobody's to read yet, and one of
-        # a subscribe is nothing that a user has made.
+        # Hide views that are still being computed to replace another, and the internal views of
+        # subscribes.
         objects = [
             each for each in found if not each.replaces and not is_subscribed_view(each.name)
         ]
@@ -158,62 +159,62 @@ class SessionCatalog:
         return objects
 
     async def known(self) -> list[ObjectStatus]:
-        """Return all objects as they were seen last, which may be a little ago."""
+        """Return all objects as last seen, which may be slightly stale."""
         return await self.all() if self._known is None else list(self._known.values())
 
     async def find(self, name: QualifiedName) -> ObjectStatus:
-        """Return an object. Raises `UnknownObject` and `InvalidUsage`."""
+        """Return an object, as last seen. Raises `UnknownObject` and `InvalidUsage`."""
         wanted = fold(object_name(name))
-        # Another session may have created it since the objects were read.
+        # Another session may have created the object since the last report.
         if self._known is None or wanted not in self._known:
             await self.all()
         assert self._known is not None
         found = self._known.get(wanted)
         if found is None:
-            raise UnknownObject(f"there is no table, view or index named {'.'.join(name)!r}")
+            raise UnknownObject(f"table, view or index {'.'.join(name)!r} does not exist")
         return found
 
     async def plain_views(self) -> dict[str, str]:
-        """Return the queries of the plain views by their names in lower case, each with those that
-        it names inlined."""
+        """Map the folded names of plain views to their queries, with other plain views inlined."""
         found: dict[str, str] = {}
-        # In the catalog's order: a view comes after those that it names.
+        # The catalog's order puts a view after the views that it names.
         for each in await self.all():
             if each.kind == PLAIN_VIEW:
                 found[fold(each.name)] = inline_views(each.sql, found)
         return found
 
     async def find_present(self, name: QualifiedName) -> ObjectStatus:
-        """Return an object as it is now, for a statement that goes by its kind or its columns.
+        """Return an object as it is now, for statements that depend on its kind or its columns.
         Raises as `find` does."""
         await self.all()
         return await self.find(name)
 
     async def find_table(self, name: QualifiedName) -> tuple[str, TableSchema]:
-        """Return the name and columns of a table that clients write. Raises `InvalidUsage` and
-        `UnknownObject`."""
+        """Return the name and columns of a table that clients can write. Raises `UnknownObject`,
+        and `InvalidUsage` for an object of another kind."""
         found = await self.find(name)
         if found.kind not in TABLE_KINDS or found.schema is None:
-            raise InvalidUsage(f"{found.name} is a {found.kind}: only tables are written")
+            raise InvalidUsage(f"cannot write to {found.name}, which is a {found.kind}")
         return found.name, found.schema
 
     async def readable(self) -> dict[str, TableSchema]:
-        """Return the columns of all objects that have rows, by their names."""
+        """Map the names of all objects that have rows to their columns, as they are now."""
         return schemas_of(await self.all(), READABLE_KINDS)
 
     async def reads_of(self, name: str) -> ReadObjects:
-        """Return an object as one whose rows are read. Raises as `find` does."""
+        """Return the object's id and name in the form in which reads are noted in `ReadRights`.
+        Raises as `find` does."""
         found = await self.find((name,))
         return ((found.id, found.name),)
 
     def column_defaults(self, table: str) -> ColumnDefaults:
-        """Return the defaults of a table's columns, as `find_table` has seen them last."""
+        """Return the defaults of a table's columns, as last seen."""
         found = (self._known or {}).get(fold(table))
         return {} if found is None else found.column_defaults
 
 
 class SessionContext:
-    """State of one session. One statement uses it at a time."""
+    """The state of one session. Statements use it one at a time."""
 
     def __init__(
         self, client: Client, settings: Settings, dialect: SqlDialect, variables: SessionVariables
@@ -225,20 +226,27 @@ class SessionContext:
         self.catalog = SessionCatalog(client)
         self.transaction: OpenTransaction | None = None
         self.spark_settings: Mapping[str, str] = {}
-        """Settings of Spark that the session has beside its time zone."""
+        """The session's Spark settings besides its time zone; replaced by `as_service`."""
         self._written_in: tuple[str, bool] | None = None
+        """Zone in which the text's times are read, and whether sessions in other zones will read
+        the text; None: the session's zone, and no. Set within `written_in`."""
         self.find_places: PlaceFinder | None = None
-        """Finds what places of a statement mean by their types; None: they mean what Spark says."""
+        """Finds expressions whose meaning in PostgreSQL depends on their types; None if they mean
+        what Spark says. Set once, by the connection."""
         self._roles: PlaceRoles = {}
+        """The result of `find_places` for the current statement; set within `typed`."""
         self.committing: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-        """Is around each write: the statement cannot be canceled then."""
+        """Context manager around each write, in which the statement cannot be canceled. Set once,
+        by the connection."""
 
     # -- settings ----------------------------------------------------------------------------------
 
     def set_variable(self, name: str, value: str | None, *, local: bool = False) -> bool:
-        """Set a setting, or reset it (None). Return whether that has an effect: `local`, and what
-        is the transaction's own, have none without a transaction. Raises as
-        `SessionVariables.set` does, and `ActiveTransaction`."""
+        """Set a setting, or reset it if `value` is None.
+
+        Return False if that has no effect: outside a transaction, for `local` and for the settings
+        of a transaction. Raises as `SessionVariables.set` does, and `ActiveTransaction`.
+        """
         setting, transaction = setting_named(name), self.transaction
         own = setting is not None and bool(setting.of_transaction)
         if setting is not None and transaction is not None and own:
@@ -246,7 +254,7 @@ class SessionContext:
         if self.dialect is SqlDialect.SPARK and name.lower() == "timezone" and value is not None:
             value = parse_spark_zone(value).shown
         before = self.variables.state()
-        # The transaction's modes end with it.
+        # The modes of a transaction end with it.
         local = local or own
         if value is None:
             self.variables.reset(name, local=local)
@@ -260,7 +268,7 @@ class SessionContext:
     def _check_mode(
         self, setting: SessionSetting, value: str | None, transaction: OpenTransaction
     ) -> None:
-        """Raise `ActiveTransaction` if a mode cannot change any more."""
+        """Raise `ActiveTransaction` if a transaction mode can no longer change to `value`."""
         present = self.variables.get(setting.name)
         wanted = value or self.variables.get(setting.of_transaction)
         wanted = parse_setting(setting, wanted, present)
@@ -270,29 +278,31 @@ class SessionContext:
         if transaction.queried:
             raise ActiveTransaction(f"transaction {what} must be set before any query")
         if transaction.has_savepoints:
-            raise ActiveTransaction(f"transaction {what} must not be set behind a savepoint")
+            raise ActiveTransaction(f"transaction {what} must not be set after a savepoint")
 
     def begin_statement(self, statement: SqlStatement) -> None:
-        """Check that a statement may be carried out now. Raises `ReadOnlyTransaction`."""
+        """Prepare the transaction for a statement. Raises `ReadOnlyTransaction` for one that would
+        change something in a read-only transaction."""
         name = READ_ONLY if self.transaction is not None else "default_transaction_read_only"
         if self.variables.get(name) == "on" and not only_reads(statement):
             raise ReadOnlyTransaction(
                 f"cannot execute {command_of(statement)} in a read-only transaction"
             )
         if self.transaction is not None and self.variables.get(ISOLATION) != REPEATABLE_READ:
-            # Each statement reads at the latest time.
+            # READ COMMITTED: each statement reads at the latest timestamp.
             self.transaction.time = None
 
     async def write(self, changes: Mapping[str, TableWrite]) -> None:
-        """Write changes at one time, which the session keeps. Raises as `Client.write` does."""
+        """Write changes atomically, and note their timestamp in ``penstock.written_at``. Raises as
+        `Client.write` does."""
         async with self.committing():
             self.variables.note_write(await self.client.write(changes))
 
     # -- texts -------------------------------------------------------------------------------------
 
     def spark(self, span: TextSpan, parameters: Sequence[SqlParameter] = ()) -> MappedSql:
-        """Return a query or an expression of the statement in Spark's dialect, with its places.
-        Raises `SqlSyntaxError`."""
+        """Translate a query or an expression of the statement to Spark's dialect, with a mapping
+        back to its source. Raises `SqlSyntaxError`."""
         if self.dialect is SqlDialect.SPARK:
             return MappedSql.of(span, SparkText(without_schema(span.as_text(), SCHEMAS, CATALOGS)))
         literals = [each.text for each in parameters]
@@ -301,7 +311,7 @@ class SessionContext:
             spark = to_spark(
                 span.as_text(),
                 literals,
-                # In UTC, which has no summer time, Spark reads all as PostgreSQL does.
+                # In UTC, which has no daylight saving time, Spark reads times as PostgreSQL does.
                 None if times.is_utc else times,
                 self._read_typed,
                 name_columns=True,
@@ -315,7 +325,7 @@ class SessionContext:
 
     @asynccontextmanager
     async def typed(self, statement: SqlStatement) -> AsyncIterator[None]:
-        """Read what depends on types, meanwhile, as it is meant in this statement."""
+        """Within the block, translate type-dependent expressions as this statement means them."""
         before, self._roles = self._roles, await self._roles_in(statement)
         try:
             yield
@@ -339,41 +349,41 @@ class SessionContext:
     async def spark_off_loop(
         self, span: TextSpan, parameters: Sequence[SqlParameter] = ()
     ) -> MappedSql:
-        """Return what `spark` does; a long text is rewritten in a thread."""
+        """Translate like `spark`, but in a thread if the text is long."""
         return await run_or_offload(len(span.text), lambda: self.spark(span, parameters))
 
     # -- the time zone -----------------------------------------------------------------------------
 
     @property
     def zone(self) -> str:
-        """Return the session's time zone, as `time_text.time_zone` and Spark read it."""
+        """Return the session's time zone, by a name that `time_text.time_zone` and Spark accept."""
         return parse_session_zone(self.variables.get("TimeZone")).name
 
     @property
     def spark_zone(self) -> str:
-        """Return the time zone for a query of the session; "" if it is the service's."""
+        """Return the time zone to set for a query of the session; "" for the service's own."""
         zone = self.zone
-        # By far the most sessions: their queries share the engine's session with everything else.
+        # The usual case: the query then shares the engine's session with everything else.
         return "" if is_utc(zone) and TIME_ZONE not in self.settings.spark_conf else zone
 
     def spark_conf(self) -> dict[str, str]:
-        """Return the settings of Spark that the session's queries are run under, and that a view
-        of it keeps."""
+        """Return the Spark settings under which the session's queries run. A view that the session
+        creates keeps them."""
         zone = self.spark_zone
         return {**self.spark_settings, **({TIME_ZONE: zone} if zone else {})}
 
     def choose_query(
         self, text: str, schemas: Mapping[str, TableSchema], changed: Mapping[str, object] = {}
     ) -> QueryChoice:
-        """Return whether a query in Spark's dialect is a plain read, as `read_choice.choose_query`
-        does, under the settings of the session."""
+        """Decide how to read a query in Spark's dialect under the session's settings, as
+        `read_choice.choose_query` does."""
         names = [*self.settings.spark_conf, *self.spark_settings]
         return choose_query(text, schemas, names, changed)
 
     @contextmanager
     def as_service(self) -> Iterator[None]:
-        """Run queries under the service's own settings meanwhile, in the session's zone: what a
-        column has by default is the same to every session."""
+        """Within the block, run queries under the service's own Spark settings, in the session's
+        zone. Used for column defaults, which must be the same in every session."""
         before, self.spark_settings = self.spark_settings, {}
         try:
             yield
@@ -382,8 +392,11 @@ class SessionContext:
 
     @contextmanager
     def written_in(self, zone: str, *, for_others: bool = False) -> Iterator[None]:
-        """Read times in texts as of this zone meanwhile: a statement that was prepared keeps the
-        one that it was prepared in. `for_others`: the text is kept for sessions in any zone."""
+        """Within the block, read times in texts as of this zone.
+
+        A prepared statement keeps the zone in which it was prepared. `for_others`: the text will be
+        read by sessions in any zone.
+        """
         before, self._written_in = self._written_in, (zone, for_others)
         try:
             yield
@@ -392,21 +405,24 @@ class SessionContext:
 
     @property
     def times(self) -> TimeLiterals:
-        """Return what reads times without a zone in the statement."""
+        """Return the reader of the statement's times without a zone."""
         here = self.zone
         zone, for_others = self._written_in or (here, False)
         return TimeLiterals(zone, here, for_others, self.dialect is SqlDialect.SPARK)
 
     @property
     def deadline_ms(self) -> int | None:
-        """Return the deadline of a statement; None: the service's own."""
+        """Return the session's `statement_timeout`; None: the service's default deadline."""
         return self.variables.milliseconds("statement_timeout") or None
 
     # -- times -------------------------------------------------------------------------------------
 
     async def time_of(self, expression: TextSpan, parameters: Sequence[SqlParameter]) -> Time:
-        """Return the time that an ``AS OF`` names: milliseconds, or a timestamp. Raises
-        `InvalidUsage`, and what the query of another expression raises."""
+        """Return the time that an ``AS OF`` names, in milliseconds since the epoch.
+
+        The expression gives milliseconds or a timestamp; Spark computes it if it is not a literal.
+        Raises `InvalidUsage`, and what Spark's query raises.
+        """
         try:
             value = literal_value(expression, parameters)
         except NotLocal:
@@ -420,13 +436,15 @@ class SessionContext:
                 value = datetime.fromisoformat(value)
             except ValueError:
                 raise InvalidUsage(
-                    f"AS OF {value!r}: neither a time in ms nor a timestamp"
+                    f"invalid AS OF {value!r}: expected milliseconds or a timestamp"
                 ) from None
         if isinstance(value, datetime):
             moment = value if value.tzinfo is not None else self.times.instant(value)
             return int(moment.timestamp() * 1000)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidUsage(f"AS OF {expression.text}: neither a time in ms nor a timestamp")
+            raise InvalidUsage(
+                f"invalid AS OF {expression.text}: expected milliseconds or a timestamp"
+            )
         return value
 
     async def _computed(
@@ -440,24 +458,24 @@ class SessionContext:
     async def pinned_time(
         self, statement: QueryStatement, parameters: Sequence[SqlParameter]
     ) -> Time | None:
-        """Return the one time at which all names of a query are read; None: the latest. Raises
-        `InvalidUsage` if it names several."""
+        """Return the time at which all objects of a query are read; None: the latest. Raises
+        `InvalidUsage` if the query names several times."""
         wanted = [statement.as_of, *(pin.expression for pin in statement.pins)]
         if any(pin.is_version for pin in statement.pins):
-            raise InvalidUsage("VERSION AS OF: objects have times, not versions")
+            raise InvalidUsage("VERSION AS OF is not supported: use TIMESTAMP AS OF")
         texts = {span.text: span for span in wanted if span is not None}
         if len(texts) > 1:
             raise InvalidUsage(
-                "all names of a query are read at one time: write AS OF once, at its end"
+                "all objects of a query are read at one timestamp: write AS OF once, at its end"
             )
-        # At most one is left.
+        # At most one remains.
         for span in texts.values():
             return await self.time_of(span, parameters)
         variable = self.variables.get("penstock.as_of")
         return int(variable) if variable else None
 
     async def transaction_time(self) -> Time:
-        """Return the time at which the open transaction reads, which its first read fixes."""
+        """Return the time at which the open transaction reads. Its first read fixes that time."""
         assert self.transaction is not None
         self.transaction.queried = True
         if self.transaction.time is None:
@@ -467,14 +485,17 @@ class SessionContext:
     # -- rows --------------------------------------------------------------------------------------
 
     def read_rights(self) -> ReadRights:
-        """Return the rights of a result that the session's present role is to read."""
+        """Return the `ReadRights` for a result that the session's current role will read."""
         return ReadRights(self.client.session)
 
     async def rows(
         self, query: MappedSql, as_of: Time | None, rights: ReadRights | None = None
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield the rows of a query in Spark's dialect, at least one batch, and note in `rights`
-        what they are of. Without `as_of` it sees every write that was acknowledged."""
+        """Yield the rows of a query in Spark's dialect, at least one batch.
+
+        `rights` notes the objects that are read. Without `as_of` the query sees every acknowledged
+        write.
+        """
         batches = self.client.query(
             query.text,
             as_of=as_of,
@@ -488,24 +509,24 @@ class SessionContext:
                 yield batch
 
     async def collect(self, query: MappedSql, as_of: Time | None = None) -> pa.Table:
-        """Return all rows of a query in Spark's dialect. Raises `InvalidUsage` for more bytes than
-        a statement may hold."""
+        """Return all rows of a query in Spark's dialect. Raises `InvalidUsage` if they exceed
+        `sql_rows_bytes_max`."""
         limit = self.settings.sql_rows_bytes_max
         batches, size = [], 0
         async with aclosing(self.rows(query, as_of)) as found:
             async for batch in found:
-                # Held whole: a change of rows is one write.
+                # All rows are kept in memory: a change of rows is a single write.
                 batches.append(batch)
                 size += batch.nbytes
                 if size > limit:
                     raise InvalidUsage(
-                        f"the statement's rows have more than {limit} bytes "
-                        "(sql_rows_bytes_max): change fewer at once, or use COPY"
+                        f"the statement's rows exceed {limit} bytes (sql_rows_bytes_max): change "
+                        "fewer rows at a time, or use COPY"
                     )
         return pa.Table.from_batches(batches)
 
     async def describe(self, query: MappedSql) -> TableSchema:
-        """Return the columns of a query in Spark's dialect, which is not run."""
+        """Return the columns of a query in Spark's dialect without running it."""
         async with self.placed_errors(query):
             return await self.client.describe_query(query.text, spark_conf=self.spark_conf())
 
@@ -513,7 +534,7 @@ class SessionContext:
 
     @asynccontextmanager
     async def placed_errors(self, query: MappedSql) -> AsyncIterator[None]:
-        """Give errors of Spark in this query their place in the statement that the user wrote."""
+        """Map the positions of Spark's errors in this query to the user's statement."""
         try:
             yield
         except (QueryRejected, DefiniteError) as error:
@@ -521,18 +542,21 @@ class SessionContext:
             raise
 
     async def _place(self, message: str, query: MappedSql) -> int | None:
-        """Return the place in the statement that a message of Spark's names; None: it names none,
-        or one in a text that the user did not write."""
+        """Return the position in the statement that Spark's message refers to.
+
+        None if it names no position, or one in a text that the user did not write.
+        """
         if not names_place(message):
             return None
         try:
             text = query_text(query.text)
             sent = inline_views(text, await self.catalog.plain_views())
-        # The query's own error is what the client is told.
+        # The client should get the query's own error, not this one.
         except PenstockError:
             return None
         if not query.text.startswith(text):
             return None
-        # Spark counts in what the service has sent, where plain views come before the query.
+        # Spark's position counts in the text that the service sent, where the plain views precede
+        # the query.
         offset = spark_position(message, sent) - 1 - sent.rfind(text)
         return query.place_of(offset) if offset >= 0 else None

@@ -1,4 +1,4 @@
-"""Cursors of a session: a query or a subscribe whose rows are fetched a few at a time."""
+"""Cursors of a session: queries and subscribes whose rows are fetched a few at a time."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from actors.model.pgwire.sqlstate import (
 from actors.runtime.errors import PenstockError
 
 CURSORS_MAX: Final = 64
-"""Number of cursors that one session may have open."""
+"""Maximum number of open cursors per session."""
 FETCH_WAIT_SECONDS: Final = 1.0
-"""Time for which FETCH from a subscribe waits for a first row."""
+"""How long a FETCH from a subscribe waits for a first row."""
 BATCHES_AHEAD: Final = 4
-"""Batches of a subscribe that are read before they are fetched."""
+"""Batches of a subscribe that are read ahead of FETCH."""
 SpawnTask: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
-"""Runs a function beside the session, until it ends."""
+"""Starts an async function as a task that runs alongside the session."""
 
 
 class FollowedRows:
-    """Rows of a subscribe, read by a task of their own.
+    """The rows of a subscribe, read by a separate task.
 
-    A FETCH that waits in vain gives up; cancelling the subscribe's own generator would end it, and
-    lose its rows.
+    A FETCH may give up waiting. Canceling the subscribe's generator for that would end it and lose
+    rows, so a task reads the generator and FETCH reads from the task.
     """
 
     def __init__(self, batches: AsyncGenerator[pa.RecordBatch, None], spawn: SpawnTask) -> None:
         self._batches = batches
         self._scope = anyio.CancelScope()
         self._error: PenstockError | None = None
+        """The error that ended the subscribe, if any."""
         self._ended = anyio.Event()
+        """Set when the task has ended and the generator is closed."""
         self._send, self._receive = anyio.create_memory_object_stream[pa.RecordBatch](BATCHES_AHEAD)
         spawn(self._read)
 
@@ -51,15 +53,15 @@ class FollowedRows:
         except PenstockError as error:
             self._error = error
         except anyio.BrokenResourceError:
-            pass  # the cursor was closed while a batch waited for its FETCH
+            pass  # the cursor was closed while a batch waited to be fetched
         finally:
             with anyio.CancelScope(shield=True):
                 await self._batches.aclose()
             self._ended.set()
 
     async def next(self) -> pa.RecordBatch | None:
-        """Return the next batch; None if none comes soon. Raises `StopAsyncIteration` at the end,
-        and the subscribe's errors."""
+        """Return the next batch, or None after waiting `FETCH_WAIT_SECONDS` for one. Raises
+        `StopAsyncIteration` at the end, and the subscribe's errors."""
         with anyio.move_on_after(FETCH_WAIT_SECONDS):
             try:
                 return await self._receive.receive()
@@ -70,32 +72,40 @@ class FollowedRows:
         return None
 
     async def aclose(self) -> None:
-        """End the subscribe."""
+        """End the subscribe, and wait until its generator is closed."""
         self._receive.close()
         self._scope.cancel()
         await self._ended.wait()
 
 
 class OpenCursor:
-    """Rows of one result that were not fetched yet. `spawn`: the rows are a subscribe's."""
+    """An open cursor, with the rows of its result that were not fetched yet.
+
+    `spawn` starts the reading task of a subscribe; None for a query.
+    """
 
     def __init__(self, result: StatementResult, *, spawn: SpawnTask | None, hold: bool) -> None:
         assert result.schema is not None
         assert result.batches is not None
         self.hold = hold
-        """True if the cursor outlives its transaction."""
+        """True if the cursor outlives its transaction (WITH HOLD)."""
         self.schema = result.schema
         self._batches = result.batches
         self.rights = result.rights
         self._followed = None if spawn is None else FollowedRows(result.batches, spawn)
         self._rest: pa.RecordBatch | None = None
+        """Rows of the last batch that did not fit into the previous FETCH."""
         self._ended = False
+        """True once all rows were read or the cursor is closed."""
 
     async def fetch(self, count: int | None) -> pa.Table:
-        """Return the next rows, at most `count`; of a subscribe those that are there, after waiting
-        for a first one for `FETCH_WAIT_SECONDS`. Raises `AccessDenied` once the right to them is
-        gone."""
-        # Rows that were read ahead are not to be had any more without the right to them.
+        """Return the next rows, at most `count` (None: all).
+
+        From a subscribe, return the rows that are available, after waiting up to
+        `FETCH_WAIT_SECONDS` for the first. Raises `AccessDenied` once the right to read them is
+        revoked.
+        """
+        # Also rows that were read ahead must not be returned after a REVOKE.
         if self.rights is not None:
             self.rights.check()
         found: list[pa.RecordBatch] = []
@@ -112,7 +122,7 @@ class OpenCursor:
             if wanted is not None:
                 wanted -= batch.num_rows
             if self._followed is not None and found and self._rest is None:
-                break  # what is there is told at once, and not when `count` rows have come
+                break  # return what is available instead of waiting for `count` rows
         return pa.Table.from_batches(found, self.schema)
 
     async def _next(self) -> pa.RecordBatch | None:
@@ -134,24 +144,30 @@ class OpenCursor:
 
 
 class SessionCursors:
-    """All open cursors of a session, by name. `spawn` runs what reads subscribes; None: there are
-    no cursors of these."""
+    """The open cursors of a session, by name.
+
+    `spawn` starts the tasks that read subscribes; None: cursors of subscribes are refused.
+    """
 
     def __init__(self, spawn: SpawnTask | None = None) -> None:
         self._open: dict[str, OpenCursor] = {}
         self._spawn = spawn
 
     async def declare(self, name: str, result: StatementResult, *, hold: bool) -> None:
-        """Open a cursor. Raises `InvalidUsage` if the name is in use, or too many are open."""
+        """Open a cursor on a result.
+
+        Raises `InvalidUsage` if the name is in use, too many cursors are open, or the result is a
+        subscribe's and there is no `spawn`. The result is then closed.
+        """
         follows = result.tag == "SUBSCRIBE"
         refused: RefusedStatement | None = None
         if name in self._open:
             refused = cursor_exists(name)
         elif len(self._open) >= CURSORS_MAX:
-            problem = f"{CURSORS_MAX} cursors are open: close one first"
+            problem = f"too many open cursors (limit {CURSORS_MAX}): close one first"
             refused = RefusedStatement(problem, LIMIT_EXCEEDED)
         elif follows and self._spawn is None:
-            problem = "a cursor of a subscribe is not possible through this door"
+            problem = "cursors of a SUBSCRIBE are only supported over PostgreSQL's protocol"
             refused = RefusedStatement(problem, NOT_SUPPORTED)
         if refused is not None:
             assert result.batches is not None
@@ -161,17 +177,17 @@ class SessionCursors:
         self._open[name] = OpenCursor(result, spawn=spawn, hold=hold)
 
     async def fetch(self, name: str, count: int | None) -> StatementResult:
-        """Return the next rows of a cursor. Raises `InvalidUsage` if there is none."""
+        """Return the next rows of a cursor. Raises `InvalidUsage` if it does not exist."""
         cursor = self._named(name)
         table = await cursor.fetch(count)
         return StatementResult("FETCH", table.schema, rows_of(table), rights=cursor.rights)
 
     def shape(self, name: str) -> pa.Schema:
-        """Return the columns of a cursor. Raises `InvalidUsage` if there is none."""
+        """Return the columns of a cursor. Raises `InvalidUsage` if it does not exist."""
         return self._named(name).schema
 
     def has(self, name: str) -> bool:
-        """Return whether a cursor of that name is open."""
+        """Return whether a cursor with this name is open."""
         return name in self._open
 
     def _named(self, name: str) -> OpenCursor:
@@ -181,14 +197,14 @@ class SessionCursors:
         return cursor
 
     async def close(self, name: str | None) -> None:
-        """Close a cursor, or all. Raises `InvalidUsage` if there is none of that name."""
+        """Close a cursor, or all if `name` is None. Raises `InvalidUsage` if it does not exist."""
         if name is not None:
             self._named(name)
         for each in [name] if name is not None else list(self._open):
             await self._open.pop(each).close()
 
     async def end_transaction(self) -> None:
-        """Close the cursors that do not outlive their transaction."""
+        """Close the cursors that were declared without WITH HOLD."""
         for name, cursor in list(self._open.items()):
             if not cursor.hold:
                 await self.close(name)

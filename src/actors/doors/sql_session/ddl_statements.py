@@ -1,8 +1,8 @@
-"""Statements that change objects and roles: CREATE, ALTER, DROP, COMMENT, GRANT, REVOKE.
+"""Executes statements that change objects and roles: CREATE, ALTER, DROP, COMMENT, GRANT, REVOKE.
 
-The grammar has made their requests. A session adds what only it can know, such as its settings of
-Spark, and sends them. A password is turned into its verifier here, and a token into its digest:
-neither leaves the session, except that a new token is shown to whoever asked for it, once.
+The grammar builds their requests. The session completes them with what only it knows, such as its
+Spark settings, and sends them. Passwords become verifiers here, and tokens become digests, so
+neither leaves the session; the only exception is that a new token is shown once to its creator.
 """
 
 from __future__ import annotations
@@ -46,22 +46,25 @@ _CREATIONS: Final = (
     api.CreateSink,
 )
 _APART: Final = ("source", "sink")
-"""Kinds of objects with names of their own."""
+"""Kinds of objects that have their own namespaces."""
 
 
 async def change(
     context: SessionContext, statement: ChangeStatement, parameters: Parameters = ()
 ) -> StatementResult:
-    """Carry out a statement, one request after the other. A CREATE OR REPLACE of a maintained view
-    ends when the view is in the place of the former; a DROP with CASCADE takes all that depends on
-    an object along, at once."""
+    """Execute a statement by sending its requests one after the other.
+
+    CREATE OR REPLACE of a maintained view returns once the new view has replaced the old one. DROP
+    with CASCADE also drops everything that depends on the object, atomically.
+    """
     if statement.refused:
         raise InvalidUsage(statement.refused)
     notices: list[str] = []
     for request in statement.requests:
         try:
             notices += await _carry_out(context, statement, request, parameters)
-        # Not looked up before: another session could create or drop it in between.
+        # Handle the error instead of checking first: another session could create or drop the
+        # object in between.
         except statement.skipped as error:
             notices.append(f"{error}, skipping")
         finally:
@@ -72,8 +75,10 @@ async def change(
 async def create_table_as(
     context: SessionContext, statement: CreateTableAsStatement, parameters: Parameters
 ) -> StatementResult:
-    """Create a table with the columns and rows of a query. The rows come after the table: a crash
-    between them leaves it empty."""
+    """Create a table with the columns and rows of a query.
+
+    The rows are inserted after the table is created: a crash in between leaves it empty.
+    """
     rows = await queried_rows(context, statement.query, parameters)
     schema = schema_of(rows.schema)
     requests = tuple(replace(each, schema=schema) for each in statement.created.requests)
@@ -92,12 +97,12 @@ async def _carry_out(
     request: api.CatalogStatement | RoleStatement,
     parameters: Parameters,
 ) -> list[str]:
-    """Complete a request and send it. Return its notices."""
+    """Complete a request, send it, and return its notices."""
     query: MappedSql | None = None
     match request:
         case api.CreateTable(name=name, schema=schema):
             defaults = await _defined(context, name, schema, statement.defaults)
-            # NULL is what a column without a default has.
+            # A column with DEFAULT NULL is the same as one without a default.
             defaults = {column: each for column, each in defaults.items() if each.text}
             request = replace(request, column_defaults=defaults)
         case api.CreateView():
@@ -117,7 +122,7 @@ async def _carry_out(
     notices = [line for line in told.splitlines() if line]
     if context.transaction is not None and isinstance(request, _CREATIONS):
         notices.append(
-            f"{statement.command} takes effect at once, also if the transaction is rolled back"
+            f"{statement.command} takes effect immediately, even if the transaction is rolled back"
         )
     return notices
 
@@ -130,7 +135,8 @@ def _view_query(
 ) -> MappedSql:
     if not plain:
         return context.spark(span, parameters)
-    # Read anew in each session: a time that is the creator's alone is not left to its reader.
+    # Each session reads a plain view's text again, so a time that only the creator's zone explains
+    # is refused.
     with context.written_in(context.zone, for_others=True):
         return context.spark(span, parameters)
 
@@ -148,7 +154,7 @@ def _view_request(
     )
 
 
-# -- present objects -------------------------------------------------------------------------------
+# -- existing objects ------------------------------------------------------------------------------
 
 _KINDS: Final = {
     "table": {"table", "source table"},
@@ -156,33 +162,37 @@ _KINDS: Final = {
     "materialized view": {"view"},
     "index": {"index"},
 }
-"""Kinds of objects that a statement's kind means; DROP VIEW is what tools send for both."""
+"""Maps a statement's kind to the kinds of objects that it covers. VIEW covers both kinds of views:
+tools send DROP VIEW for either."""
 SHOWN_KINDS: Final = {"view": "materialized view", PLAIN_VIEW: "view"}
 
 
 async def _present(
     context: SessionContext, statement: ChangeStatement, name: str
 ) -> api.ObjectStatus:
-    """Return an object of the kind that a statement names. Raises `InvalidUsage`,
-    `UnknownObject`."""
+    """Return the named object. Raises `UnknownObject`, and `InvalidUsage` if it is of another kind
+    than the statement names."""
     found = await context.catalog.find_present((name,))
     if statement.kind is not None and found.kind not in _KINDS[statement.kind]:
         shown = SHOWN_KINDS.get(found.kind, found.kind)
-        raise InvalidUsage(f"{found.name} is a {shown}: write {shown.upper()}")
+        raise InvalidUsage(f"{found.name} is a {shown}: use {shown.upper()} in the statement")
     return found
 
 
 async def _alteration(
     context: SessionContext, statement: ChangeStatement, request: api.AlterObject
 ) -> api.AlterObject:
-    """Return the request for an object as it is now: its columns, and their defaults."""
+    """Complete an ALTER request from the object's current columns.
+
+    Raises `ObjectExists` for a column that exists already, unless the statement says IF NOT EXISTS.
+    """
     found = await _present(context, statement, request.name)
     schema = found.schema or TableSchema(())
     there = {fold(each) for each in schema.names}
     new = tuple(each for each in request.add_columns if fold(each.name) not in there)
     if len(new) < len(request.add_columns) and not statement.only_new_columns:
         (taken, *_) = (each.name for each in request.add_columns if fold(each.name) in there)
-        raise ObjectExists(f"{found.kind} {found.name} has a column {taken} already")
+        raise ObjectExists(f"{found.kind} {found.name} already has a column {taken}")
     names = {each.name for each in new}
     comments = {name: each for name, each in request.column_comments.items() if name in names}
     return replace(
@@ -200,8 +210,10 @@ async def _defined(
     schema: TableSchema,
     expressions: Mapping[str, TextSpan | None],
 ) -> dict[str, ColumnDefault]:
-    """Return the defaults that expressions are to columns; without a text for none, and for
-    NULL."""
+    """Return the columns' defaults from their expressions, by column name.
+
+    For no default and for NULL the text of the `ColumnDefault` is empty.
+    """
     found = {}
     for name, span in expressions.items():
         (column,) = named_columns(table, schema, [name])
@@ -216,8 +228,8 @@ TOKEN_COLUMNS: Final = pa.schema([("role", pa.string()), ("token", pa.string())]
 
 
 async def create_token(context: SessionContext, statement: CreateTokenStatement) -> StatementResult:
-    """Give a role one more token, and return it: it is not shown again."""
-    # Hexadecimal: it stands in an address of Spark Connect as it is.
+    """Add a token to a role and return it. It is never shown again."""
+    # Hexadecimal, so that it can be put into a Spark Connect URL without escapes.
     token = secrets.token_hex(TOKEN_BYTES)
     request = AlterRole(0, statement.role, add_token=token_digest(token))
     text = await context.client.submit(request)
@@ -227,11 +239,14 @@ async def create_token(context: SessionContext, statement: CreateTokenStatement)
 
 
 def _verifier(password: str) -> str:
-    """Return the verifier of a new password. Raises `InvalidUsage` for one that is empty, or looks
-    like a verifier and is none."""
+    """Return the verifier of a new password.
+
+    Raises `InvalidUsage` for an empty password, and for one that starts like a verifier but is not
+    a valid one.
+    """
     if not password:
-        raise InvalidUsage("a password must not be empty: write PASSWORD NULL for none")
-    # psql's \password and other tools send the verifier, so that no server sees the password.
+        raise InvalidUsage("the password must not be empty: use PASSWORD NULL to remove it")
+    # psql's \password and other tools send a verifier, so that the server never sees the password.
     if password.startswith(f"{MECHANISM}$"):
         return parse_verifier(password).text()
     return make_verifier(password, secrets.token_bytes(SALT_BYTES)).text()

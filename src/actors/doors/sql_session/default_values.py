@@ -1,9 +1,10 @@
-"""Defaults of columns: what DDL makes of them, and their values in a statement.
+"""Column defaults: how DDL checks them, and their values in a statement.
 
-CREATE TABLE and SET DEFAULT check an expression as Spark does: it has no columns and no queries,
-is constant within a statement, and assignable to its column. Its value is kept, so that writes need
-no Spark; only what differs from statement to statement is computed by each, once. A statement that
-used other defaults than there are by then is refused by the service, and carried out again.
+CREATE TABLE and SET DEFAULT check an expression by Spark's rules: it has no columns or queries, is
+constant within a statement, and can be assigned to its column. DDL stores the value, so that writes
+do not need Spark. Only an expression whose value differs between statements is computed by each
+statement, once. If the defaults changed after a statement read them, the service refuses its write,
+and the statement runs again.
 """
 
 from __future__ import annotations
@@ -62,27 +63,29 @@ _MOMENTS: Final[dict[str, MomentKind]] = {
     "current_date": "date",
     "curdate": "date",
 }
-"""Functions that give a statement's time or day."""
+"""Maps functions to the kind of their value: the time or the day of the statement."""
 _CHANGING: Final = re.compile(
     r"current_\w*|now|localtime\w*|curdate|\w*unix_timestamp|\w*aes_encrypt"
 )
-"""Names of functions of constants whose values differ from statement to statement."""
+"""Names of functions whose values differ between statements even for constant arguments."""
 _USER: Final = re.compile(r"(current_|session_)?user")
 _NOT_CONSTANT: Final = (
     "INVALID_NON_DETERMINISTIC_EXPRESSIONS",
     "UNSUPPORTED_EXPR_FOR_OPERATOR",
     "UNSUPPORTED_GENERATOR",
 )
-"""Spark's conditions for what `_computed_value` asks of an expression."""
+"""Spark's error conditions for an expression that is not constant, in `_computed_value`'s query."""
 _CHANGING_TEXTS: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
-"""Texts that Spark casts to another moment each day."""
+"""Strings that Spark casts to a moment that depends on the current time."""
 _DUMMY: Final = pa.table({"row": [0]})
 
 
 class TableScope(msgspec.Struct, frozen=True):
-    """A table whose rows a statement changes, and what it is carried out with: its session, its
-    parameters, the values of the table's defaults, and the digest of all its defaults (None: the
-    statement takes none)."""
+    """The table whose rows a statement changes, with all that the statement needs for it.
+
+    `parameters` are the statement's parameters, `values` the values of the table's column defaults,
+    and `digest` the digest of all its defaults (None: the statement uses none).
+    """
 
     context: SessionContext
     table: str
@@ -92,11 +95,11 @@ class TableScope(msgspec.Struct, frozen=True):
     digest: str | None = None
 
     def default(self, column: TableColumn) -> str:
-        """Return the default of a column as an expression of Spark's, of the column's type."""
+        """Return a column's default as a Spark expression of the column's type."""
         return _default_literal(self.values.get(column.name), column)
 
     def spark(self, span: TextSpan) -> MappedSql:
-        """Return a part of the statement in Spark's dialect."""
+        """Translate a part of the statement to Spark's dialect."""
         return self.context.spark(span, self.parameters)
 
 
@@ -113,7 +116,7 @@ async def open_table(
 
 
 def is_default(span: TextSpan) -> bool:
-    """Return whether a value is the word DEFAULT, which is no expression."""
+    """Return whether a value is the word DEFAULT, which is not an expression."""
     return [token.word for token in span.tokens] == ["DEFAULT"]
 
 
@@ -121,9 +124,11 @@ def is_default(span: TextSpan) -> bool:
 
 
 async def with_defaults(scope: TableScope, wanted: Callable[[], Collection[str]]) -> TableScope:
-    """Return a statement's scope with the table's defaults. `wanted` returns the columns whose
-    defaults it takes; it is asked only if Spark would have to compute one. Raises as
-    `SessionContext.collect`."""
+    """Return the scope with the values of the table's defaults.
+
+    `wanted` returns the names of the columns whose defaults the statement uses. It is called only
+    if Spark has to compute a default. Raises as `SessionContext.collect` does.
+    """
     context, schema = scope.context, scope.schema
     defaults = context.catalog.column_defaults(scope.table)
     if not defaults:
@@ -131,7 +136,7 @@ async def with_defaults(scope: TableScope, wanted: Callable[[], Collection[str]]
     now = datetime.now(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     values = known_values(defaults, schema, now // _MICROSECOND)
     if not context.times.is_utc:
-        # The day and the clock's time are those of the session's zone, which Spark knows.
+        # The date and the local time depend on the session's zone, so leave them to Spark.
         for each in schema.columns:
             default = defaults.get(each.name)
             is_clock = each.type == "timestamp" and default and default.moment == "timestamp"
@@ -160,12 +165,14 @@ def columns_of_default(columns: Iterable[TableColumn], values: Iterable[TextSpan
 
 
 async def with_present_definition(context: SessionContext, write: Callable[[], Awaitable[T]]) -> T:
-    """Carry out a write; once more if the session knew another table than there is. Raises
-    `DefinitionChanged` if they changed again, and what the write raises."""
+    """Await `write`, and retry it once if the table's definition was stale.
+
+    Raises `DefinitionChanged` if the definition changed again, and what `write` raises.
+    """
     try:
         return await write()
     except DefinitionChanged:
-        # Another session has altered it since this one read the objects.
+        # Another session altered the table after this one read the catalog.
         context.catalog.forget()
         return await write()
 
@@ -176,12 +183,12 @@ async def with_present_definition(context: SessionContext, write: Callable[[], A
 async def defined_default(
     context: SessionContext, table: str, column: TableColumn, span: TextSpan
 ) -> ColumnDefault | None:
-    """Return the default that an expression of the statement is to a column; None if it is NULL.
+    """Check an expression as the DEFAULT of a column, and return the default; None for NULL.
 
     Raises:
-        DefiniteError: Its evaluation fails.
-        QueryRejected: Spark refuses it; it names a column, is not constant, or is not assignable to
-            the column; or its value does not fit.
+        DefiniteError: The expression fails when it is evaluated.
+        QueryRejected: Spark refuses the expression; or it names a column, is not constant, or
+            cannot be assigned to the column; or its value does not fit.
     """
     query = context.spark(span)
     text = query.text
@@ -203,7 +210,7 @@ async def defined_default(
     try:
         stored = as_stored(table, pa.table([value], schema=shape.arrow()), shape)
         made = stored.column(0).combine_chunks()
-        # Statements write it as a literal, too.
+        # Fail now if statements could not write the value as a literal.
         _default_literal(made[0], column)
     except (TypeMismatch, ValueError, OverflowError) as error:
         raise _refused(f"{error}: the value of {span.text} does not fit", span) from None
@@ -211,14 +218,14 @@ async def defined_default(
 
 
 def _refused(problem: str, span: TextSpan) -> QueryRejected:
-    """Return the error for an expression that is no DEFAULT, at its place in the statement."""
+    """Return the error for an invalid DEFAULT, with its position in the statement."""
     error = QueryRejected(problem)
     error.position = span.place_of(0)
     return error
 
 
 def _local_value(context: SessionContext, span: TextSpan, column: TableColumn) -> pa.Array | None:
-    """Return the value of a literal, or of plain arithmetic; None for another expression."""
+    """Return the value of a literal or of plain arithmetic; None if Spark must compute it."""
     try:
         value = literal_value(span, ())
         return column_array([value], column, times=context.times)
@@ -238,9 +245,10 @@ async def _computed_value(
     query: MappedSql,
     span: TextSpan,
 ) -> pa.Array:
-    """Return the value that Spark computes, after its checks."""
-    # Without FROM no name is a column. The condition of a join refuses what is not deterministic,
-    # and aggregates, windows and generators, so that what is left is constant in a statement.
+    """Return the value of the expression, which Spark checks and computes."""
+    # Without FROM, no name is a column. In a join condition Spark refuses nondeterministic
+    # functions, aggregates, windows and generators, so what it accepts is constant within a
+    # statement.
     asked = concat_sql(
         "SELECT CAST(",
         query.before(f" AS {column.type}) AS value"),
@@ -250,47 +258,49 @@ async def _computed_value(
         query.before(") IS NULL)"),
     )
     try:
-        # It is kept for statements of all sessions.
+        # The value is stored for statements of all sessions.
         with context.as_service():
             rows = await context.collect(asked.around(span))
     except QueryRejected as error:
         if not any(condition in str(error) for condition in _NOT_CONSTANT):
             raise
         raise _refused(
-            f"table {table}, column {column.name}: {span.text} is no DEFAULT: it is not constant "
-            f"(constant expressions, and current_timestamp() and its like, are)",
+            f"table {table}, column {column.name}: invalid DEFAULT {span.text}: expected a "
+            f"constant expression, or one such as current_timestamp()",
             span,
         ) from None
     try:
         check_assignable(table, pa.schema([rows.schema.field(1)]), [column])
     except TypeMismatch as error:
         raise _refused(f"{error}, as its DEFAULT", span) from None
-    # Spark makes NULL of a NaN that is cast to a decimal.
+    # Spark casts NaN to a NULL decimal.
     if rows.column(0).null_count > rows.column(1).null_count:
-        raise _refused(f"table {table}, column {column.name}: {column.type} has no NaN", span)
+        raise _refused(f"table {table}, column {column.name}: {column.type} cannot hold NaN", span)
     return rows.column(0).cast(arrow_type(column.type)).combine_chunks()
 
 
 def _refuse_user(tokens: Sequence[SqlToken], span: TextSpan) -> None:
-    """Raise `QueryRejected` for an expression of the user's name."""
+    """Raise `QueryRejected` for an expression that contains current_user or a synonym."""
     for token in tokens:
         if token.kind == "word" and _USER.fullmatch(token.text.lower()):
-            # Spark would give its own user, whoever writes the row.
-            raise _refused(f"{token.text} is not known in a DEFAULT: write the name", span)
+            # Spark would return its own user, whoever writes the row.
+            raise _refused(
+                f"{token.text} is not supported in a DEFAULT: write the name as a text", span
+            )
 
 
 def _moment_of(tokens: Sequence[SqlToken]) -> MomentKind:
-    """Return which time of a statement an expression of Spark's dialect is; empty: none."""
+    """Return which kind of statement time an expression in Spark's dialect is; "" if none."""
     words = [token.text.lower() for token in tokens]
     if words[1:] in ([], ["(", ")"]):
-        # Some are known without brackets, and Spark refuses the others before.
+        # Only these may omit the parentheses.
         bare = words[1:] or words[0] in ("current_timestamp", "current_date", "localtimestamp")
         return _MOMENTS.get(words[0], "") if bare else ""
     return ""
 
 
 def _is_changing(tokens: Iterable[SqlToken]) -> bool:
-    """Return whether an expression may have another value in a later statement.
+    """Return whether an expression may have a different value in a later statement.
 
     >>> texts = ["date_add(current_date(), 7)", "concat('now', 'x')", "upper('a') || 'b'"]
     >>> [_is_changing(lex_sql(text)) for text in texts]
@@ -308,8 +318,10 @@ def _is_changing(tokens: Iterable[SqlToken]) -> bool:
 
 
 def _moment_literal(context: SessionContext, span: TextSpan) -> str | None:
-    """Return a text that is for a timestamptz with its offset; None for other expressions, and
-    where Spark reads it by itself."""
+    """Return a literal for a timestamptz column with its UTC offset.
+
+    None for other expressions, and where Spark reads the literal correctly by itself.
+    """
     times = context.times
     if times.is_utc or context.dialect is SqlDialect.SPARK:
         return None
@@ -328,23 +340,25 @@ def cast_or_default(
     cast: bool = True,
     as_text: bool = False,
 ) -> MappedSql:
-    """Return an expression of the statement, cast to a column's type (unless `cast` is False), or
-    the column's default. `as_text`: a number that must be exact is given as its digits
-    (`number_text`)."""
+    """Return a value of the statement as a Spark expression: the column's default for DEFAULT, else
+    the expression, cast to the column's type unless `cast` is False.
+
+    `as_text`: return a number that must be exact as its digits (see `number_text`).
+    """
     context = scope.context
     exact = context.dialect is SqlDialect.POSTGRES
 
     def known(literal: str) -> MappedSql:
         return concat_sql((as_text and number_text(literal, column.type)) or literal)
 
-    # DEFAULT is no expression.
+    # DEFAULT is not an expression that Spark knows.
     if is_default(span):
         return known(scope.default(column))
     moment = _moment_literal(context, span) if column.type == "timestamp" else None
     if moment is not None:
         return concat_sql(f"CAST('{moment}' AS timestamp)").around(span)
     if exact:
-        # A text is read as PostgreSQL does, and not as Spark casts it.
+        # Read a text as PostgreSQL does; Spark's cast would accept other texts.
         try:
             value = literal_value(span, scope.parameters)
             found = column_array([value], column, times=context.times)
@@ -355,7 +369,8 @@ def cast_or_default(
     digits = (number_text if as_text else exact_cast)(f"({text.text})", column.type)
     if exact and digits:
         return text.within(digits).around(span)
-    # Spark tells of a value that does not fit at the cast, which the user did not write.
+    # Spark reports a value that does not fit at the cast, which the user did not write. So map all
+    # positions of the cast to the expression.
     if not cast:
         return text.around(span)
     return assigned_cast(text, column, context.spark_conf()).around(span)

@@ -1,4 +1,5 @@
-"""Places of errors, where the text that they count in is a part of another one, or another one."""
+"""Adjusts the positions of errors in a text that is a part of the user's statement, or that came
+with another statement."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ _LINE: Final = re.compile(r"\Aline \d+, column \d+")
 
 @contextmanager
 def map_positions(span: TextSpan) -> Iterator[None]:
-    """Give errors in a part of a statement, read alone, their places in the whole text; messages
-    that name line and column name those there.
+    """Map the positions of syntax errors within `span` to the full text.
+
+    A message that starts with a line and a column gets those of the full text.
 
     >>> from actors.engine.sql.grammar import split_statements
     >>> (_, second) = split_statements("SELECT 1;\\n CREATE x")
@@ -43,7 +45,7 @@ def map_positions(span: TextSpan) -> Iterator[None]:
 
 @contextmanager
 def drop_positions() -> Iterator[None]:
-    """Take the places from errors in a text that the client has not sent with this statement."""
+    """Remove the positions of errors whose text the client sent in an earlier statement."""
     try:
         yield
     except _PLACED as error:
@@ -54,7 +56,7 @@ def drop_positions() -> Iterator[None]:
 async def rows_without_positions(
     batches: AsyncGenerator[pa.RecordBatch, None],
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the same batches; their errors have no places."""
+    """Yield the same batches; remove the positions of errors, as `drop_positions` does."""
     with drop_positions():
         async with aclosing(batches) as found:
             async for batch in found:

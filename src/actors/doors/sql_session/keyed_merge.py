@@ -1,11 +1,12 @@
-"""MERGE of literal rows by a table's primary key: an upsert, which needs no Spark.
+"""MERGE of literal rows by a table's primary key: an upsert, executed without Spark.
 
 The statement ``MERGE INTO t USING (SELECT * FROM (VALUES (1, 'a')) AS v(id, name)) AS s ON t.id =
 s.id WHEN MATCHED THEN UPDATE SET name = s.name WHEN NOT MATCHED THEN INSERT (id, name) VALUES
-(s.id, s.name)`` looks up the rows of these keys, and writes what comes of them. It is read here
-only if that surely gives what Spark would give: literals that are read as those of an INSERT, one
-kind of them in a column, keys that are integers or texts, and clauses without conditions that
-take columns of the source or literals. Every other MERGE is a query of Spark's.
+(s.id, s.name)`` looks up the rows with these keys and writes the result.
+
+A MERGE is executed here only if the result is certain to be Spark's. Its values must be literals,
+as in an INSERT, of one kind per column; its keys integers or strings; and its clauses must have no
+conditions and use only literals and columns of the source. Spark runs every other MERGE.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
 
 KEYED_ROWS_MAX: Final = 10_000
-"""Rows of a MERGE that are looked up by their keys; more are joined by Spark."""
+"""Maximum number of rows of a MERGE that are looked up by key; Spark joins larger ones."""
 _EFFECTS: Final = {
     "matched": ("update", "update all", "delete", "nothing"),
     "not matched": ("insert", "insert all", "insert given", "nothing"),
@@ -40,16 +41,22 @@ _EFFECTS: Final = {
 
 
 class ClauseEffect(msgspec.Struct, frozen=True):
-    """The effect of one clause: its verb, and the source's values of the columns that it sets, each
-    an array as long as the source."""
+    """The effect of one clause.
+
+    `verb` is its action. `values` maps each column that it sets to its new values, one for each row
+    of the source.
+    """
 
     verb: str
     values: Mapping[str, pa.Array]
 
 
 class KeyedMerge(msgspec.Struct, frozen=True):
-    """A MERGE that is carried out by keys: the source's values of the table's key columns, and the
-    effects on its rows that have a partner and on those that have none (None: no clause)."""
+    """A MERGE that can be executed by key.
+
+    `keys` are the source's values for the table's key columns. `matched` and `unmatched` are the
+    effects of source rows with and without a matching table row (None: no clause).
+    """
 
     keys: pa.Table
     matched: ClauseEffect | None
@@ -57,9 +64,9 @@ class KeyedMerge(msgspec.Struct, frozen=True):
 
 
 def read_keyed_merge(scope: TableScope, statement: MergeStatement) -> KeyedMerge | None:
-    """Return a MERGE as one by keys; None if Spark must carry it out."""
+    """Analyze a MERGE for execution by key. Return None if Spark must execute it."""
     transaction = scope.context.transaction
-    # The transaction's own rows are laid over the table's by Spark.
+    # Only Spark overlays the transaction's own changes on the table.
     if transaction is not None and scope.table in transaction.tables:
         return None
     try:
@@ -69,7 +76,10 @@ def read_keyed_merge(scope: TableScope, statement: MergeStatement) -> KeyedMerge
 
 
 class _KeyedRows:
-    """The source's rows of one MERGE. Every method raises `NotLocal` for what only Spark reads."""
+    """Reads the source rows and the clauses of one MERGE.
+
+    Every method raises `NotLocal` for what only Spark can execute.
+    """
 
     def __init__(self, scope: TableScope, statement: MergeStatement) -> None:
         schema = scope.schema
@@ -95,7 +105,8 @@ class _KeyedRows:
 
     def _value(self, span: TextSpan, name: str) -> Any:
         value = literal_value(span, self._scope.parameters)
-        # DEFAULT is a value of the rows of ON CONFLICT, which have the columns' own names.
+        # Only the rows of an INSERT … ON CONFLICT may contain DEFAULT; their columns are named as
+        # the table's.
         if value is DEFAULT_MARK and self._statement.on is None:
             default = self._scope.values.get(self._own[name].name)
             return None if default is None else default.as_py()
@@ -103,22 +114,22 @@ class _KeyedRows:
 
     @staticmethod
     def _of_one_kind(values: list[Any]) -> list[Any]:
-        """Return a column's values. Raises `NotLocal` for several kinds: Spark takes a type that
-        all have in common, in which one of them may be another value."""
+        """Return a column's values. Raises `NotLocal` if they are of several kinds: Spark converts
+        them to a common type, which may change a value."""
         plain = [each.value if isinstance(each, SqlParameter) else each for each in values]
         if len({type(each) for each in plain if each is not None}) > 1:
             raise NotLocal
         return values
 
     def merge(self) -> KeyedMerge:
-        """Return the MERGE as one by keys."""
-        # Before the clauses: most that are no upsert fail here.
+        """Return the MERGE in executable form."""
+        # Keys first: most statements that are not upserts fail here.
         keys = self._keys()
         clauses: dict[str, MergeClause] = {}
         for clause in self._statement.clauses:
             if clause.condition is not None or clause.action not in _EFFECTS.get(clause.match, ()):
                 raise NotLocal
-            # The first clause that fits counts, and without a condition it always does.
+            # The first clause that matches wins, and a clause without a condition always matches.
             clauses.setdefault(clause.match, clause)
         effects = {match: self._effect(clause) for match, clause in clauses.items()}
         return KeyedMerge(keys, effects.get("matched"), effects.get("not matched"))
@@ -126,7 +137,7 @@ class _KeyedRows:
     # -- conditions and clauses ----------------------------------------------------------------
 
     def _keys(self) -> pa.Table:
-        """Return the source's values of the key's columns, each of which ON must equate once."""
+        """Return the source's values for the key columns. ON must equate each of them once."""
         on = self._statement.on
         own = [fold(name) for name in self._schema.key]
         pairs = [(name, name) for name in own] if on is None else self._equated(on)
@@ -137,7 +148,7 @@ class _KeyedRows:
         return pa.table(columns, names=list(self._schema.key))
 
     def _equated(self, on: TextSpan) -> list[tuple[str, str]]:
-        """Return the columns of the table and of the source that a condition equates."""
+        """Return the pairs of a table column and a source column that a condition equates."""
         reader = StatementReader.of(on)
         found = []
         while True:
@@ -154,7 +165,7 @@ class _KeyedRows:
     def _key_values(self, column: TableColumn, source: str) -> pa.Array:
         kind = arrow_type(column.type)
         wanted: type = int if pa.types.is_integer(kind) else str
-        # Of these types a value equals another just when Spark finds it to.
+        # For these types, equality in Python is equality in Spark.
         if wanted is str and not pa.types.is_string(kind):
             raise NotLocal
         for value in self._column(source):
@@ -178,7 +189,7 @@ class _KeyedRows:
             case "insert":
                 names = [fold(name) for name in clause.columns or self._schema.names]
                 if len(names) != len(clause.values):
-                    raise NotLocal  # which is an error, told by who carries it out
+                    raise NotLocal  # an error, which the general path reports
                 values = self._left_out() | self._assigned(
                     list(zip(names, clause.values, strict=True))
                 )
@@ -187,14 +198,14 @@ class _KeyedRows:
         return ClauseEffect(clause.action, values)
 
     def _left_out(self) -> dict[str, pa.Array]:
-        """Return what columns have that an INSERT leaves out."""
+        """Return the defaults of all columns that have one, repeated for each source row."""
         return {name: pa.repeat(value, self._count) for name, value in self._scope.values.items()}
 
     def _assigned(self, pairs: Sequence[tuple[str, TextSpan]]) -> dict[str, pa.Array]:
         found: dict[str, pa.Array] = {}
         for name, span in pairs:
             column = self._own.get(name)
-            # A column that is set twice is refused by who carries it out.
+            # A column that is set twice is an error, which the general path reports.
             if column is None or column.name in found:
                 raise NotLocal
             found[column.name] = self._assigned_value(column, span)
@@ -216,7 +227,7 @@ class _KeyedRows:
         return pa.repeat(value[0], self._count)
 
     def _column(self, source: str) -> list[Any]:
-        # An error of the statement, which Spark tells in its own words.
+        # An unknown column is an error, which Spark reports in its own words.
         values = self._values.get(source)
         if values is None:
             raise NotLocal
@@ -227,21 +238,23 @@ class _KeyedRows:
 
 
 def _qualified(reader: StatementReader) -> tuple[str, str]:
-    """Take ``alias.column``; return both, folded."""
+    """Read ``alias.column``. Return both names, folded."""
     qualifier = fold(reader.name())
     reader.need(".")
     return qualifier, fold(reader.name())
 
 
-# -- carrying it out -------------------------------------------------------------------------------
+# -- execution -------------------------------------------------------------------------------------
 
 
 async def compute_keyed_merge(scope: TableScope, merge: KeyedMerge) -> tuple[PendingChange, int]:
-    """Look up the rows of the keys. Return the change, and the number of rows of the source that
-    made one. Raises `InvalidUsage` if two rows of the source change the same row."""
+    """Look up the rows by key. Return the change, and the number of source rows that had an effect.
+
+    Raises `InvalidUsage` if two source rows change the same row.
+    """
     context, table, schema = scope.context, scope.table, scope.schema
     wanted = merge.keys.to_pylist()
-    # NULL equals nothing. A key that comes twice is asked for once.
+    # NULL equals nothing, and a repeated key is looked up once.
     whole = list({tuple(k.values()): k for k in wanted if None not in k.values()}.values())
     as_of = None if context.transaction is None else await context.transaction_time()
     if whole:
@@ -267,7 +280,7 @@ def _changed(
     matched: Sequence[tuple[int, int]],
     unmatched: Sequence[int],
 ) -> tuple[PendingChange, int]:
-    # A row that is changed goes, and comes back as another.
+    # An update deletes the old row and inserts the new one.
     gone, come, count = schema.arrow().empty_table(), [], 0
     update, insert = merge.matched, merge.unmatched
     if update is not None and update.verb != "nothing":
@@ -288,7 +301,8 @@ def _changed(
 def _filled(
     schema: TableSchema, values: Mapping[str, pa.Array], rows: pa.Array, old: pa.Table | None
 ) -> pa.Table:
-    """Return new rows: the values of these rows of the source, and else the old ones or NULL."""
+    """Build new rows: each column from `values` at the source's row numbers `rows`, else from the
+    old row, else NULL."""
     columns = []
     for field in schema.arrow():
         if field.name in values:
@@ -301,8 +315,8 @@ def _filled(
 
 
 def repeated_match(table: str) -> InvalidUsage:
-    """Return the error for a MERGE that changes a row twice."""
+    """Return the error for a MERGE that would change a row twice."""
     return InvalidUsage(
-        f"MERGE INTO {table}: two rows of the source match one row of the table; group the "
-        "source by what it is joined by"
+        f"MERGE INTO {table}: two source rows match the same table row: make the source unique by "
+        "its join columns"
     )

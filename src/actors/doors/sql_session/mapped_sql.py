@@ -1,9 +1,9 @@
-"""Texts for Spark that are put together, with the places of their parts in the statement.
+"""Generated SQL for Spark that remembers which part of the user's statement each part came from.
 
-Most statements become a query of another shape, in which Spark's positions mean nothing to the
-user. So whoever puts such a query together keeps where each part of it was written. A position in
-what stands around one expression alone, as its cast does, is that expression's. Any other position
-in what nobody wrote has no place. Pure.
+Most statements become a query of another shape, in which the positions of Spark's errors mean
+nothing to the user. A `MappedSql` maps them back to the statement. A position in generated text
+around a single expression, such as its cast, maps to that expression. Positions in other generated
+text map to nothing. Pure.
 
 >>> from actors.engine.sql.dialects import to_spark
 >>> from actors.engine.sql.grammar import parse_statement
@@ -27,11 +27,11 @@ from actors.engine.sql.statements import TextSpan
 
 
 class MappedSql(msgspec.Struct, frozen=True, gc=False):
-    """A text in Spark's dialect, and the places of its parts in the statement.
+    """A text in Spark's dialect with a mapping to the user's statement.
 
-    `parts`: texts with places of their own, each with its offset in `text`. `span`: the part of the
-    statement that everything else stands for, None if nobody wrote it; by `spark` where each
-    character of it was written, or all at the begin of the span.
+    `parts` are nested texts with their own mapping, each with its offset in `text`. Everything else
+    maps to `span`, a part of the statement (None: it was generated and maps to nothing): with
+    `spark` character by character, without it to the start of the span.
     """
 
     text: str
@@ -41,33 +41,33 @@ class MappedSql(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, span: TextSpan, spark: SparkText) -> MappedSql:
-        """Return a text that was made of one span."""
+        """Return the translation `spark` of one span of the statement."""
         return cls(spark.text, (), span, spark)
 
     def around(self, span: TextSpan) -> MappedSql:
-        """Return the same text, with the begin of `span` as the place of what has no other."""
+        """Return the same text; what maps to nothing now maps to the start of `span`."""
         return MappedSql(self.text, ((0, self),), span)
 
     def before(self, text: str) -> MappedSql:
-        """Return this text of one span with another one behind it, whose place is the span's end:
-        there Spark tells of an expression that ends too early."""
+        """Append generated text to the translation of one span. It maps to the end of the span,
+        because Spark reports an incomplete expression there."""
         assert self.span is not None
         return concat_sql(self, MappedSql(text, (), self.span.end_span()))
 
     def within(self, whole: str) -> MappedSql:
-        """Return a text that has this one in it, with nothing but brackets behind it. Its parts
-        have no places if it is not there as it was."""
+        """Return the mapping of `whole`, a text that contains this one followed only by closing
+        parentheses. If it does not contain this one unchanged, nothing in it maps."""
         if whole == self.text:
             return self
         start = whole.rfind(self.text)
         return MappedSql(whole) if start < 0 else MappedSql(whole, ((start, self),))
 
     def place_of(self, offset: int) -> int | None:
-        """Return the place in the statement of an offset in the text; None: it has none."""
+        """Return the position in the statement of an offset in the text; None if it has none."""
         last = len(self.text)
         for start, part in self.parts:
             end = start + len(part.text)
-            # Behind the last word, where a text ends too early.
+            # The second case is the end of the text, where Spark reports an incomplete text.
             if start <= offset < end or offset == end == last:
                 found = part.place_of(offset - start)
                 if found is not None:
@@ -78,12 +78,12 @@ class MappedSql(msgspec.Struct, frozen=True, gc=False):
 
 
 def concat_sql(*pieces: str | MappedSql) -> MappedSql:
-    """Return these texts one behind the other; a plain one was written by nobody."""
+    """Concatenate texts. Plain strings are generated text and map to nothing."""
     return join_sql("", pieces)
 
 
 def join_sql(separator: str, pieces: Iterable[str | MappedSql]) -> MappedSql:
-    """Return these texts with a separator between them."""
+    """Concatenate texts with a separator between them."""
     texts: list[str] = []
     parts: list[tuple[int, MappedSql]] = []
     at = 0

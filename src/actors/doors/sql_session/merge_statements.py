@@ -1,8 +1,9 @@
-"""MERGE, and INSERT … ON CONFLICT as the MERGE that it is: the rows that would be inserted are its
-source, named ``excluded``, and the PRIMARY KEY is its condition.
+"""Executes MERGE, and INSERT … ON CONFLICT as a MERGE.
 
-Where the statement names keys, the rows are looked up by them (`keyed_merge`). Else one query has
-the old row of each match, the number of the first clause that fits, and the new row beside it.
+The MERGE of an ON CONFLICT has the rows to insert as its source, named ``excluded``, and joins on
+the PRIMARY KEY. A MERGE that names keys looks up their rows (`keyed_merge`). Any other runs one
+query that returns, for each match, the old row, the number of the first clause that applies, and
+the new row.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from actors.runtime.errors import InvalidUsage
 
 Parameters = Sequence[SqlParameter]
 _PARAMETER_CHARACTERS: Final = 8
-"""Length of a text whose work is that of one parameter."""
+"""Characters of text that take as long to process as one parameter."""
 _ACTION: Final = "penstock_action"
 _ROW: Final = "penstock_row"
 _IN_TARGET: Final = "penstock_in_target"
@@ -63,7 +64,7 @@ _EXCLUDED: Final = "excluded"
 async def merge(
     context: SessionContext, statement: MergeStatement, parameters: Parameters
 ) -> StatementResult:
-    """Change a table by the rows of another relation. Each row takes the first clause that fits.
+    """Execute a MERGE. Each row is handled by the first clause that applies to it.
 
     Raises:
         InvalidUsage: Two rows of the source would change the same row.
@@ -82,7 +83,7 @@ async def merge(
 async def merge_rows(
     scope: TableScope, statement: MergeStatement, returning: ReturningList | None
 ) -> tuple[int, pa.Table | None]:
-    """Carry a MERGE out; return as `change_rows` does, and raise as `merge`."""
+    """Execute a MERGE. Return what `change_rows` returns, and raise what `merge` raises."""
     size = len(scope.parameters) * _PARAMETER_CHARACTERS + _length(statement)
     keyed = await run_or_offload(size, lambda: read_keyed_merge(scope, statement))
     text = concat_sql()
@@ -106,7 +107,7 @@ def _length(statement: MergeStatement) -> int:
 
 
 def _wanted_by(schema: TableSchema, clauses: Sequence[MergeClause]) -> set[str]:
-    """Return the columns whose defaults a MERGE may take."""
+    """Return the columns whose defaults a MERGE may use."""
     wanted = set()
     for clause in clauses:
         given = {fold(each.column[-1]): each.value for each in clause.assignments}
@@ -125,8 +126,7 @@ def _wanted_by(schema: TableSchema, clauses: Sequence[MergeClause]) -> set[str]:
 
 
 class _MergeQuery:
-    """Writes the query of a MERGE's matches: the old row, the number of its clause, and the new
-    row."""
+    """Builds the query of a MERGE's matches: old row, number of the clause, new row."""
 
     def __init__(self, scope: TableScope, statement: MergeStatement) -> None:
         self._scope = scope
@@ -138,7 +138,7 @@ class _MergeQuery:
         self._target = quote_name(statement.alias or scope.table)
 
     def text(self) -> MappedSql:
-        """Return the whole query."""
+        """Return the complete query."""
         target = self._target
         new = [
             concat_sql(self._chosen(column), f" AS {NEW}{number}")
@@ -146,7 +146,7 @@ class _MergeQuery:
         ]
         names = map(quote_name, self._schema.names)
         old = ", ".join(f"{target}.{name} AS {name}" for name in names)
-        # Numbers tell rows apart that are equal: a bag may hold two of a kind.
+        # Number the rows to distinguish equal ones: a table without a key may contain duplicates.
         return concat_sql(
             f"SELECT * FROM (SELECT {old}, {target}.{_ROW} AS {_ROW}, ",
             self._clause_number(),
@@ -162,12 +162,12 @@ class _MergeQuery:
         )
 
     def _source_rows(self) -> MappedSql:
-        """Return the relation of the source."""
+        """Return the source as a relation of a FROM clause."""
         statement = self._statement
         query, rows = statement.source_query, statement.source_rows
         named = ", ".join(map(quote_name, statement.source_columns))
         if query is not None and named:
-            # On a line of its own: the query may end with a comment.
+            # On a new line, because the query may end with a comment.
             inner = self._scope.spark(query.query).before("\n) AS v(")
             return concat_sql("(SELECT * FROM (", inner, named, "))")
         if query is not None:
@@ -188,7 +188,7 @@ class _MergeQuery:
         return concat_sql("(SELECT * FROM (VALUES ", join_sql(", ", lines), f") AS v({named}))")
 
     def _condition(self) -> MappedSql:
-        """Return the condition, with the bracket that closes the join."""
+        """Return the ON condition, and the parenthesis that closes the subquery."""
         on = self._statement.on
         if on is not None:
             return concat_sql("ON ", self._scope.spark(on).before(")")).around(on)
@@ -197,12 +197,12 @@ class _MergeQuery:
         return concat_sql(f"ON {equal})")
 
     def _clause_number(self) -> MappedSql:
-        """Return the expression of the first clause that fits; NULL if none does."""
+        """Return the expression for the number of the first clause that applies, else NULL."""
         cases = []
         for number, clause in enumerate(self._clauses):
             test = concat_sql(f"({_MATCHES[clause.match]})")
             if clause.condition is not None:
-                # One that is no condition is told of at the AND.
+                # If the condition is not a Boolean, Spark's error points at the AND.
                 condition = self._scope.spark(clause.condition).before(")")
                 test = concat_sql(test, " AND (", condition).around(clause.condition)
             result = "NULL" if clause.action == "nothing" else str(number)
@@ -210,7 +210,7 @@ class _MergeQuery:
         return concat_sql("CASE ", join_sql(" ", cases), " END")
 
     def _chosen(self, column: TableColumn) -> MappedSql:
-        """Return the expression of a column's new value, by the clause that fits."""
+        """Return the expression for a column's new value, by the clause that applies."""
         values = ((number, self._value(each, column)) for number, each in enumerate(self._clauses))
         cases = [concat_sql(f"WHEN {n} THEN ", value) for n, value in values if value is not None]
         if not cases:
@@ -218,7 +218,8 @@ class _MergeQuery:
         return concat_sql("CASE ", self._clause_number(), " ", join_sql(" ", cases), " END")
 
     def _value(self, clause: MergeClause, column: TableColumn) -> MappedSql | None:
-        """Return what a clause gives a column, of its type; None if it makes no row."""
+        """Return the value that a clause gives a column, cast to its type; None if the clause makes
+        no row."""
         context, name = self._scope.context, quote_name(column.name)
         match clause.action:
             case "update all" | "insert all":
@@ -257,14 +258,14 @@ _MATCHES: Final[Mapping[MergeMatch, str]] = {
 def _merged(
     table: str, schema: TableSchema, clauses: Sequence[MergeClause], rows: pa.Table
 ) -> ComputedChange:
-    """Return the change that the matches make."""
+    """Return the change that results from the rows of the matches' query."""
     actions = rows[_ACTION]
 
     def of(*verbs: str) -> pa.Table:
         numbers = [n for n, clause in enumerate(clauses) if clause.action in verbs]
         return rows.filter(pc.is_in(actions, value_set=pa.array(numbers, actions.type)))
 
-    # An update is the old row's end and the new row's begin.
+    # An update deletes the old row and inserts the new one.
     gone = of("update", "update all", "delete")
     come = of("update", "update all", "insert", "insert all", "insert given")
     numbers = gone[_ROW]
@@ -286,16 +287,16 @@ def as_merge(
     schema: TableSchema,
     columns: Sequence[TableColumn],
 ) -> MergeStatement:
-    """Return the MERGE that does what an INSERT with this clause does.
+    """Return the MERGE that is equivalent to an INSERT … ON CONFLICT.
 
     Args:
         statement: The INSERT.
-        conflict: Its ON CONFLICT.
+        conflict: Its ON CONFLICT clause.
         schema: The table's columns.
-        columns: Those that are inserted, in the order of the values.
+        columns: The columns to insert, in the order of the values.
 
     Raises:
-        InvalidUsage: The clause names other columns than the PRIMARY KEY.
+        InvalidUsage: The table has no PRIMARY KEY, or the clause names other columns than it.
     """
     _check_target(statement, conflict, schema)
     names = tuple(column.name for column in columns)
@@ -337,17 +338,17 @@ def _check_target(
     table = statement.table[-1]
     if not schema.key:
         raise InvalidUsage(
-            f"INSERT INTO {table} … ON CONFLICT: the table has no PRIMARY KEY, so no row is in "
-            f"conflict with another"
+            f"INSERT INTO {table} … ON CONFLICT: the table has no PRIMARY KEY, so rows cannot "
+            f"conflict"
         )
     named = {fold(name) for name in conflict.columns}
     if conflict.columns and named != {fold(name) for name in schema.key}:
         raise InvalidUsage(
-            f"INSERT INTO {table} … ON CONFLICT ({', '.join(conflict.columns)}): rows are unique "
-            f"by the PRIMARY KEY alone ({', '.join(schema.key)})"
+            f"INSERT INTO {table} … ON CONFLICT ({', '.join(conflict.columns)}): only the PRIMARY "
+            f"KEY ({', '.join(schema.key)}) is unique"
         )
     if conflict.assignments and not conflict.columns:
         raise InvalidUsage(
-            f"INSERT INTO {table} … ON CONFLICT DO UPDATE: name the PRIMARY KEY's columns "
+            f"INSERT INTO {table} … ON CONFLICT DO UPDATE: name the columns of the PRIMARY KEY "
             f"({', '.join(schema.key)})"
         )

@@ -1,7 +1,8 @@
-"""Work on statements, on the event loop where it is short and in a thread where it is long.
+"""Runs the processing of long statements in a thread instead of on the event loop.
 
-A statement of some megabytes, or of thousands of parameters, takes seconds of Python. On the loop
-it would hold every other session up as long; a thread shares the processor with the loop instead.
+Processing a statement of several megabytes, or with thousands of parameters, takes seconds. On the
+event loop it would block every other session for that long; a thread shares the processor with the
+loop.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from typing import TypeVar
 import anyio.to_thread
 
 LOOP_CHARACTERS_MAX = 8_192
+"""Longest statement that is processed on the event loop."""
 
 T = TypeVar("T")
 
 
 async def run_or_offload(characters: int, function: Callable[[], T]) -> T:
-    """Return what a pure function makes of a text of this length; raise what it raises."""
+    """Call a pure function that processes a text of this length, in a thread if it is long.
+
+    Return what the function returns, and raise what it raises.
+    """
     if characters <= LOOP_CHARACTERS_MAX:
-        # A thread costs more than the work itself.
+        # For a short text, switching to a thread costs more than the work.
         return function()
     return await anyio.to_thread.run_sync(function)

@@ -1,7 +1,7 @@
-"""Reads by key in a transaction: the row as the transaction sees it, without Spark.
+"""Reads by key within a transaction, including its own changes, without Spark.
 
-A row that the transaction has not touched is that of its time. Others are those that it has
-written. Queries of any other form are Spark's, with the changes laid over (`OpenTransaction`).
+A row that the transaction has not changed is read at the transaction's timestamp. A changed row is
+taken from its changes. Spark runs all other queries, with the changes overlaid (`OpenTransaction`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from actors.model.plan.updates import from_ipc
 from actors.model.protocol.row_filter import passing_rows, prepare_comparison
 
 OWN_ROW: Final = ReadChoice("memory", own=True)
-"""The way of a row that the transaction has changed, or may have."""
+"""The read choice for a row that the transaction may have changed, as EXPLAIN shows it."""
 
 
 def choose_own_read(context: SessionContext, text: str) -> QueryChoice:
-    """Return whether a query in Spark's dialect names one key of a table which the open transaction
+    """Decide whether a query in Spark's dialect reads one key of a table that the open transaction
     has changed."""
     assert context.transaction is not None, "only a transaction has changes of its own"
     changes = context.transaction.tables
@@ -31,9 +31,11 @@ def choose_own_read(context: SessionContext, text: str) -> QueryChoice:
 
 
 async def read_own_row(context: SessionContext, text: str, rights: ReadRights) -> pa.Table | None:
-    """Return the rows of a query in Spark's dialect that names one key of a table which the open
-    transaction has changed; None if it is none such. `rights` notes the table. Raises as
-    `Client.peek` does."""
+    """Return the rows of a query that reads one key of a table that the open transaction changed.
+
+    Return None for any other query. `text` is in Spark's dialect; `rights` notes the table. Raises
+    as `Client.peek` does.
+    """
     transaction = context.transaction
     if transaction is None or not transaction.tables:
         return None
@@ -49,7 +51,7 @@ async def read_own_row(context: SessionContext, text: str, rights: ReadRights) -
         read.name, as_of=time, key=key, deadline_ms=context.deadline_ms
     )
     gone, come = changes[read.name].net()
-    # A row that another session has written since is not seen, as everywhere in the transaction.
+    # `rows` is as of the transaction's timestamp, so later writes of other sessions are not seen.
     left = set(keys_in(gone, schema))
     kept = [number for number, each in enumerate(keys_in(rows, schema)) if each not in left]
     shape = schema.arrow()

@@ -1,4 +1,4 @@
-"""Queries, and how they will be read."""
+"""Executes and explains queries."""
 
 from __future__ import annotations
 
@@ -29,14 +29,18 @@ from actors.model.protocol.relations import PREFIX, RELATION_SCHEMAS
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
 
 SYSTEM_ROWS_MAX: Final = 10_000
-"""Rows of one relation that are written into a query."""
+"""Maximum rows of one of the service's relations that are inlined into a query."""
 
 
 async def read_query(
     context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
 ) -> StatementResult:
-    """Begin a query. Raises as `Client.query` does, before the result is returned."""
-    # Without changes of its own the service decides how the query is read.
+    """Start a query, and return its result once the first batch has arrived.
+
+    Raises as `Client.query` does.
+    """
+    # A read of one changed key is answered here. For every other query the service decides how to
+    # read it.
     changed = await _changed_text(context, statement, parameters)
     if changed is not None:
         rights = context.read_rights()
@@ -52,7 +56,8 @@ async def read_query(
 async def _changed_text(
     context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
 ) -> str | None:
-    """Return a query in Spark's dialect if it sees what the open transaction has changed."""
+    """Return the query in Spark's dialect if it reads at the time of an open transaction that has
+    changes; else None."""
     transaction = context.transaction
     if transaction is None or not transaction.tables or statement.pins:
         return None
@@ -69,40 +74,44 @@ async def _batches(rows: pa.Table) -> AsyncGenerator[pa.RecordBatch, None]:
 async def query_text(
     context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
 ) -> tuple[MappedSql, int | None]:
-    """Return a query in Spark's dialect, and the time at which it is read (None: the latest).
-    Raises `InvalidUsage`."""
+    """Return a query in Spark's dialect, and the time at which to read it (None: the latest).
+
+    The text includes the open transaction's changes and the rows of the service's relations. Raises
+    `InvalidUsage`.
+    """
     as_of = await context.pinned_time(statement, parameters)
     unpinned = statement.query.without([pin.clause for pin in statement.pins])
     query = await context.spark_off_loop(unpinned, parameters)
-    # Names without a time would be read at it as well, which is not what was written.
+    # All objects are read at one time. Objects that the query did not pin must not be read at the
+    # time of the pinned ones.
     if statement.pins and statement.as_of is None:
         await _check_all_pinned(context, statement, query.text)
     text = query.text
     if context.transaction is not None and as_of is None:
         as_of = await context.transaction_time()
         if context.transaction.tables:
-            # Before the changes are laid over, so that a view's query sees them, too.
+            # Inline views before overlaying the changes, so that their queries see them as well.
             text = inline_views(text, await context.catalog.plain_views())
         text = context.transaction.overlaid(text)
     return query.within(await with_system_rows(context, text)), as_of
 
 
 async def _check_all_pinned(context: SessionContext, statement: QueryStatement, text: str) -> None:
-    """Raise `InvalidUsage` if a name of the query has no time while another has."""
+    """Raise `InvalidUsage` if only some of the query's objects have a TIMESTAMP AS OF."""
     pinned = {object_name(pin.name).lower() for pin in statement.pins}
     schemas = schemas_of(await context.catalog.all(), QUERIED_KINDS)
     free = [name for name in find_mentioned_tables(text, schemas) if name.lower() not in pinned]
     if free:
         raise InvalidUsage(
-            f"{free[0]} has no TIMESTAMP AS OF, and another name of the query has: all names are "
-            "read at one time; write AS OF once, at the query's end"
+            f"{free[0]} has no TIMESTAMP AS OF, but another object of the query has: all are read "
+            "at one timestamp; write AS OF once, at the end of the query"
         )
 
 
 async def start_result(
     found: AsyncGenerator[pa.RecordBatch, None], rights: ReadRights | None = None
 ) -> StatementResult:
-    """Return the result of rows whose first batch is there, so that errors come before it."""
+    """Wait for the first batch and return the result, so that early errors are raised here."""
     try:
         first = await anext(found)
     except BaseException:
@@ -123,7 +132,7 @@ async def _with_first(
 async def explain_query(
     context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
 ) -> list[str]:
-    """Return how a query will be read, a line each."""
+    """Return lines that explain how a query will be read."""
     query, as_of = await query_text(context, statement, parameters)
     when = f"  time: {'the latest written' if as_of is None else as_of}"
     changed = await _changed_text(context, statement, parameters)
@@ -134,7 +143,7 @@ async def explain_query(
         query.text, spark_conf=context.spark_conf(), refresh_policy="none"
     )
     lines = text.splitlines()
-    # The service sees the changes as a part of the query.
+    # The service sees the transaction's changes as part of the query, and so gives another reason.
     if own is not None and own.reason != NOT_PLAIN:
         lines[1] = f"  reason: {own.reason}"
     return [*lines, when]
@@ -143,15 +152,22 @@ async def explain_query(
 async def queried_rows(
     context: SessionContext, query: QueryStatement, parameters: Sequence[SqlParameter]
 ) -> pa.Table:
-    """Return all rows of a query: at the time that it names, else at that of the open transaction,
-    with its own changes, else the latest."""
+    """Return all rows of a query.
+
+    It is read at the time that it names, else at the open transaction's time with its changes, else
+    at the latest time.
+    """
     text, as_of = await query_text(context, query, parameters)
     return await context.collect(text, as_of)
 
 
 async def with_system_rows(context: SessionContext, text: str) -> str:
-    """Return a query with the relations that it names defined before it. Raises `InvalidUsage` for
-    one with too many rows."""
+    """Define the relations such as ``penstock.objects`` that a query names in a WITH before it.
+
+    Plain reads of one relation are left as they are. With its rows inlined, Spark can join, group
+    and order a relation, also with tables. Raises `InvalidUsage` for a relation with more than
+    `SYSTEM_ROWS_MAX` rows.
+    """
     if PREFIX not in text.lower():
         return text
     renamed, names = quote_relations(text)
@@ -163,22 +179,22 @@ async def with_system_rows(context: SessionContext, text: str) -> str:
         rows = await context.client.peek(name)
         if rows.num_rows > SYSTEM_ROWS_MAX:
             raise InvalidUsage(
-                f"{name} has {rows.num_rows} rows, and at most {SYSTEM_ROWS_MAX} are joined or "
-                f"grouped: select those that you want by comparisons alone"
+                f"{name} has {rows.num_rows} rows, too many for joins, grouping or ordering (limit "
+                f"{SYSTEM_ROWS_MAX}): select from it with only column comparisons in WHERE"
             )
         queries[name] = rows_query(rows, RELATION_SCHEMAS[name])
     return inline_views(renamed, queries)
 
 
 def quote_relations(text: str) -> tuple[str, list[str]]:
-    """Return a query whose relations are names of one part, and these names.
+    """Quote the service's relations in a query as one-part names. Return the query and the names.
 
     >>> quote_relations("SELECT o.name FROM Penstock.objects o -- penstock.peeks")
     ('SELECT o.name FROM `penstock.objects` o -- penstock.peeks', ['penstock.objects'])
     """
     try:
         tokens = lex_sql(text)
-    # Spark says what is wrong with it.
+    # Spark will report the error.
     except SqlSyntaxError:
         return text, []
     found: dict[str, None] = {}
@@ -193,7 +209,7 @@ def quote_relations(text: str) -> tuple[str, list[str]]:
 
 
 def rows_query(rows: pa.Table, schema: TableSchema) -> str:
-    """Return a query of these rows, in Spark's dialect.
+    """Return a query in Spark's dialect whose result is these rows.
 
     >>> from actors.model.plan.schema import TableColumn
     >>> one = TableSchema((TableColumn("n", "bigint"),))

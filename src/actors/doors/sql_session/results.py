@@ -1,4 +1,4 @@
-"""Results of SQL statements, as both doors send them."""
+"""Results of SQL statements, as sessions return them to the protocols."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BATCH_ROWS: Final = 16_384
 class StatementResult(msgspec.Struct):
     """The result of one statement.
 
-    `tag` is PostgreSQL's command tag without the number of rows of a read (``SELECT``), which is
-    known when they were sent. `batches` yields the rows, with the columns of `schema`; None: the
-    statement has no rows. Whoever takes the rows closes the generator.
+    `tag` is PostgreSQL's command tag. For a read (``SELECT``) it lacks the number of rows, which is
+    known only when all are sent. `batches` yields the rows, with the columns of `schema`; None: the
+    statement returns no rows. The consumer of the rows must close the generator.
     """
 
     tag: str
@@ -26,25 +26,25 @@ class StatementResult(msgspec.Struct):
     batches: AsyncGenerator[pa.RecordBatch, None] | None = None
     notices: tuple[str, ...] = ()
     oids: tuple[int, ...] | None = None
-    """PostgreSQL's types of the columns, where those of their Arrow types are not meant."""
+    """PostgreSQL types of the columns; None: those that follow from their Arrow types."""
     rights: ReadRights | None = None
-    """Checked before each of the rows is handed on; None: the rows are of no object."""
+    """Must be checked before rows are sent; None: the rows are not from any object."""
 
     def check_rights(self) -> None:
-        """Raise `AccessDenied` if the rows must not be handed on any more; see `ReadRights`."""
+        """Raise `AccessDenied` if the right to read the rows has been revoked."""
         if self.rights is not None:
             self.rights.check()
 
 
 async def rows_of(table: pa.Table) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the batches of a table that is there already."""
-    # Each is encoded at once, so that none may be as large as the table.
+    """Yield a table in batches of at most `BATCH_ROWS`."""
+    # A batch is encoded in one piece, so it must not be as large as the table.
     for batch in table.to_batches(max_chunksize=BATCH_ROWS):
         yield batch
 
 
 def result_of(tag: str, schema: pa.Schema, rows: list[tuple[object, ...]]) -> StatementResult:
-    """Return a result whose rows are there already: a tuple of values for each."""
+    """Return a result with these rows, each a tuple of values."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
     arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
     return StatementResult(tag, schema, rows_of(pa.Table.from_arrays(arrays, schema=schema)))

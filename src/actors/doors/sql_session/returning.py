@@ -1,9 +1,9 @@
-"""RETURNING: the rows that a statement writes, as its result.
+"""RETURNING: returns the rows that a statement writes.
 
-The rows are computed before they are written, so that an expression that fails leaves the table as
-it is. Columns alone are taken from the rows as they are. Every other expression is computed by
-Spark over the rows as literals, each with its number: an aggregate is refused beside that number,
-and a generator would repeat it. The names are those of the table, or of its alias.
+The result is computed before the rows are written, so a failing expression leaves the table
+unchanged. Plain columns are copied from the rows. Spark computes other expressions over the rows as
+literals, together with a row number: Spark refuses aggregates alongside it, and a repeated number
+reveals a generator. Names resolve to the table or its alias.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROW = "penstock_row"
 
 
 class ReturnedColumn(msgspec.Struct, frozen=True):
-    """A column of the result: one of the table's, or the expression of this number."""
+    """A column of the result: a column of the table, or the expression with this number."""
 
     name: str
     column: str = ""
@@ -40,7 +40,7 @@ class ReturnedColumn(msgspec.Struct, frozen=True):
 
 
 class ReturningList:
-    """Computes what one statement returns of the rows that it writes into a table."""
+    """Computes the RETURNING list of one statement."""
 
     def __init__(self, scope: TableScope, alias: str | None, items: Sequence[TextSpan]) -> None:
         self._scope = scope
@@ -48,26 +48,28 @@ class ReturningList:
         self._schema = scope.schema
         self._qualifier = alias or scope.table
         self._own = {fold(column.name): column.name for column in scope.schema.columns}
+        # The expressions for Spark, and the columns of the result in order.
         self._spans: list[TextSpan] = []
         self._columns: list[ReturnedColumn] = []
         for item in items:
             self._columns += self._read(item)
 
-    # -- what is returned ----------------------------------------------------------------------
+    # -- items ---------------------------------------------------------------------------------
 
     def _read(self, item: TextSpan) -> list[ReturnedColumn]:
-        """Return the columns of an item: all of the table's, one of them, or an expression."""
+        """Return the result's columns for an item: all columns, one column, or an expression."""
         reader = StatementReader.of(item)
-        # `*`, or `t.*`: names and dots by turns.
+        # `*` or `t.*`: names alternate with dots.
         *before, last = item.tokens
         names = [token.name for token in before[::2]]
         dotted = len(before) % 2 == 0 and all(token.text == "." for token in before[1::2])
         if last.text == "*" and dotted and self._is_own(names):
             return [ReturnedColumn(name, name) for name in self._schema.names]
-        # Spark would find the number among all columns, or make several of one item.
+        # Refuse any other `*`: for Spark it would include the row number, or expand to several
+        # columns.
         if "*" in (reader.peek().text, last.text):
             raise InvalidUsage(
-                f"RETURNING {item.text}: write * or {self._qualifier}.* for all columns"
+                f"RETURNING {item.text}: use * or {self._qualifier}.* to return all columns"
             )
         try:
             parts = list(reader.object_name())
@@ -76,7 +78,7 @@ class ReturningList:
             if column is not None and self._is_own(parts[:-1]) and reader.ends():
                 return [ReturnedColumn(shown, column)]
         except SqlSyntaxError:
-            pass  # no name: Spark says what is wrong with it, if anything is
+            pass  # not a name: an expression, in which Spark reports errors
         self._refuse_padded(item)
         self._spans.append(item)
         return [ReturnedColumn("", expression=len(self._spans) - 1)]
@@ -86,40 +88,43 @@ class ReturningList:
         padded = {fold(c.name) for c in self._schema.columns if c.type.lower().startswith("char(")}
         for token in item.tokens:
             if fold(token.name) in padded:
-                # Spark pads what is compared with such a column, and literals are none.
+                # Spark pads values that are compared with a CHAR column, but literals are not such
+                # a column.
                 raise InvalidUsage(
-                    f"RETURNING {item.text}: column {token.text} is a CHAR(n), which is returned "
-                    "as it is, and not computed with: use SELECT"
+                    f"RETURNING {item.text}: expressions of the CHAR(n) column {token.text} are "
+                    "not supported: return the column itself, or use SELECT"
                 )
 
     def _is_own(self, qualifier: Sequence[str]) -> bool:
-        """Return whether these parts before a name stand for the table."""
+        """Return whether these qualifiers of a name mean the table."""
         folded = [fold(part) for part in qualifier]
         if len(folded) == 2 and folded[0] in SCHEMAS:
             del folded[0]
         return folded in ([], [fold(self._qualifier)])
 
     def _query(self, rows: str) -> MappedSql:
-        """Return the query of the expressions over these rows, with their number behind them."""
+        """Return the query of the expressions over these rows, with the row number as its last
+        column."""
         qualifier = quote_name(self._qualifier)
         items = join_sql("", [self._scope.spark(span).before(", ") for span in self._spans])
         query = concat_sql("SELECT ", items, f"{qualifier}.{_ROW} FROM ({rows}) AS {qualifier}")
-        # An error in none of them, as of an aggregate beside the number, is of the list.
+        # Errors outside the expressions, such as an aggregate alongside the number, map to the
+        # start of the list.
         return query.around(self._spans[0])
 
     # -- rows ----------------------------------------------------------------------------------
 
     async def shape(self) -> pa.Schema:
-        """Return the columns of the result; nothing is computed. Raises `QueryRejected`."""
+        """Return the columns of the result without computing it. Raises `QueryRejected`."""
         return self._assembled(self._schema.arrow().empty_table(), await self._described()).schema
 
     async def rows(self, written: pa.Table | None) -> pa.Table:
         """Return the result for the rows that a statement is about to write.
 
         Raises:
-            QueryRejected: An expression is refused, or has an aggregate.
+            QueryRejected: Spark refuses an expression, or one contains an aggregate.
             DefiniteError: An expression fails for a row.
-            InvalidUsage: An expression makes several rows of one, or the rows are too many.
+            InvalidUsage: An expression returns several rows for one, or there are too many rows.
         """
         if written is None:
             written = self._schema.arrow().empty_table()
@@ -131,22 +136,24 @@ class ReturningList:
             return self._assembled(fitted, await self._described())
         if count > OVERLAY_ROWS_MAX:
             raise InvalidUsage(
-                f"RETURNING has expressions, and the statement writes {count} rows: at most "
-                f"{OVERLAY_ROWS_MAX}; return columns alone, which any number of rows may"
+                f"too many rows for expressions in RETURNING: {count} (limit {OVERLAY_ROWS_MAX}); "
+                f"return plain columns, which have no limit"
             )
         numbers = pa.array(range(count), pa.int64())
         numbered = TableSchema((*self._schema.columns, TableColumn(_ROW, "bigint", False)))
         try:
             literals = values_query(fitted.append_column(_ROW, numbers), numbered)
         except (ValueError, OverflowError) as error:
-            raise InvalidUsage(f"RETURNING: a row cannot be computed with: {error}") from None
+            raise InvalidUsage(
+                f"RETURNING: a row cannot be passed to the expressions: {error}"
+            ) from None
         found = await self._context.collect(self._query(literals))
         self._check_width(found.schema)
-        # By place: two expressions may have one name.
+        # Address columns by position: two expressions may have the same name.
         order = pc.sort_indices(found.column(found.num_columns - 1))
         found = found.take(order)
         if not found.column(found.num_columns - 1).combine_chunks().equals(numbers):
-            raise InvalidUsage("RETURNING: an expression makes other than one row of each")
+            raise InvalidUsage("RETURNING: an expression must return one value per row")
         return self._assembled(fitted, found)
 
     async def _described(self) -> pa.Table | None:
@@ -163,12 +170,12 @@ class ReturningList:
         return schema.result_arrow().empty_table()
 
     def _check_width(self, found: pa.Schema) -> None:
-        """Raise `InvalidUsage` if an expression makes other than one column."""
+        """Raise `InvalidUsage` if an expression returns several columns or none."""
         if len(found) != len(self._spans) + 1:
-            raise InvalidUsage("RETURNING: an expression makes other than one column")
+            raise InvalidUsage("RETURNING: an expression must return one column")
 
     def _assembled(self, rows: pa.Table, computed: pa.Table | None) -> pa.Table:
-        """Return the result's columns, in their order."""
+        """Assemble the result from the written rows and the computed expressions."""
         names, arrays = [], []
         for each in self._columns:
             if each.expression < 0:
@@ -182,7 +189,7 @@ class ReturningList:
 
 
 def returned_result(tag: str, rows: pa.Table | None) -> StatementResult:
-    """Return the result of a statement that has written, with its rows if it returns some."""
+    """Return the result of a statement that wrote rows; `rows` are those of its RETURNING."""
     if rows is None:
         return StatementResult(tag)
     return StatementResult(tag, rows.schema, rows_of(rows))

@@ -1,12 +1,12 @@
-"""Computes an assignment's arithmetic over rows that are here, where Spark surely says the same.
+"""Computes the arithmetic of assignments locally, where the result is certain to equal Spark's.
 
 ``UPDATE accounts SET balance = balance - 5 WHERE id = 1`` reads one row by its key; a Spark job for
-one subtraction would take a hundred times as long. Integers and decimals are computed exactly, by
-Arrow: sums, differences and, of integers, products; doubles as IEEE 754 has it, which Java keeps,
-too. Whatever else is written, and every value that does not fit the type that Spark gives it, is
-left to Spark, which says so in its own words. Pure.
+one subtraction would take a hundred times as long. Arrow computes sums and differences of integers
+and decimals, and products of integers, exactly, and doubles by IEEE 754, as Java does. All other
+expressions are left to Spark, and so are values that overflow, which Spark reports in its own
+words. Pure.
 
-The types of results are those of Spark's ANSI mode (`DecimalType`, "Decimal type coercion").
+Result types follow Spark's ANSI mode (`DecimalType`, "Decimal type coercion").
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.model.protocol.relations import fold
 
 DIGITS_MAX: Final = 38
-"""Digits of the widest decimal."""
+"""Maximum precision of a decimal."""
 _ANY_INTEGER: Final = pa.decimal128(20, 0)
-"""Type that holds every integer, as Spark has it for a bigint."""
+"""Decimal type that holds every integer: Spark's decimal type for bigint."""
 _INTEGERS: Final[Mapping[str, pa.DataType]] = {"Y": pa.int8(), "S": pa.int16(), "L": pa.int64()}
-"""Types of integer literals, by their suffixes."""
+"""Maps the suffixes of integer literals to their types."""
 
 
 def computed_array(
     node: ExpressionNode, rows: pa.Table, schema: TableSchema, qualifier: str, column: TableColumn
 ) -> pa.ChunkedArray:
-    """Return what an expression gives a column in each of the rows.
+    """Compute an expression for each of the rows, in the type of a column.
 
     Args:
         node: The expression.
         rows: Rows of the table, with all its columns.
         schema: The table's columns.
-        qualifier: The name by which the expression may call the table.
-        column: The column that the values are for.
+        qualifier: The name by which the expression may refer to the table.
+        column: The column that the values are assigned to.
 
     Raises:
-        NotLocal: Spark must compute it.
+        NotLocal: Spark must compute the expression.
 
     >>> from actors.engine.sql.statements import generated_span
     >>> from actors.engine.sql.tokens import SqlDialect
@@ -62,7 +62,7 @@ def computed_array(
     >>> computed("t.a * 3 - 1", 0), computed("b + a", 1)
     ([2, None], [Decimal('2.50'), None])
     """
-    # Unquoted, the word is no column.
+    # Unquoted, DEFAULT is not a column name.
     names = {fold(name): name for name in schema.names if fold(name) != "default"}
     columns: dict[tuple[str, ...], pa.ChunkedArray] = {}
     for folded, name in names.items():
@@ -74,8 +74,8 @@ def computed_array(
 
 
 def arithmetic_of(span: TextSpan, parameters: Sequence[SqlParameter]) -> ExpressionNode:
-    """Return an expression of the statement as a tree. Raises `NotLocal` for one that is not
-    plain."""
+    """Parse an expression of the statement into a tree. Raises `NotLocal` for an expression beyond
+    plain arithmetic."""
     try:
         literals = [each.text for each in parameters]
         return read_whole_expression(StatementReader.of(span), literals)
@@ -84,7 +84,7 @@ def arithmetic_of(span: TextSpan, parameters: Sequence[SqlParameter]) -> Express
 
 
 def _computed(node: ExpressionNode, columns: Mapping[tuple[str, ...], pa.ChunkedArray]) -> Any:
-    """Return the values of an expression: of a column as an array, of a literal as a scalar."""
+    """Compute an expression. The value is an array, or a scalar if no column occurs."""
     match node.kind, node.operands:
         case "number", ():
             return _literal(node.text.upper(), negative=False)
@@ -109,7 +109,7 @@ def _combined(sign: str, left: Any, right: Any) -> Any:
         return _double(_FUNCTIONS[sign][0], left, right)
     if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
         return _whole(_FUNCTIONS[sign][1], left, right)
-    # A product of decimals has places to round.
+    # A product of decimals may need rounding.
     if sign == "*":
         raise NotLocal
     return _decimal(_FUNCTIONS[sign][0], left, right)
@@ -120,17 +120,17 @@ _FUNCTIONS: Final[Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]] =
     "-": (pc.subtract, pc.subtract_checked),
     "*": (pc.multiply, pc.multiply_checked),
 }
-"""Arrow's function of each sign, and the one that raises where integers overflow."""
+"""Maps each operator to Arrow's function and to its variant that raises on integer overflow."""
 
 
 def _literal(text: str, *, negative: bool) -> pa.Scalar:
     sign = -1 if negative else 1
     if text.isdigit() or (text[:-1].isdigit() and text[-1] in _INTEGERS):
         number = int(text.rstrip("YSL"))
-        # At the edge of a type Spark looks at the sign, too.
+        # At the limits of a type, Spark's choice also depends on the sign.
         if number in (1 << 7, 1 << 15, 1 << 31):
             raise NotLocal
-        # A bare number is an int, or a bigint where it must be.
+        # A number without a suffix is an int if it fits, else a bigint.
         bare = pa.int32() if number < 1 << 31 else pa.int64()
         if number >= 1 << 63:
             raise NotLocal
@@ -139,23 +139,23 @@ def _literal(text: str, *, negative: bool) -> pa.Scalar:
     whole, _, places = digits.partition(".")
     count = len(whole + places)
     if not (whole + places).isdigit() or count > DIGITS_MAX:
-        raise NotLocal  # exponents, and floating numbers
-    # A product of Python's would round to 28 digits.
+        raise NotLocal  # exponents and floating-point literals
+    # Put the sign into the text: Python's unary minus would round to 28 digits.
     exact = Decimal(f"-{digits}" if negative else digits)
     return pa.scalar(exact, pa.decimal128(count, len(places)))
 
 
 def _whole(apply: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Apply an operation to integers, in the wider type. Raises `ArrowInvalid` where it
-    overflows."""
+    """Apply an operation to integers in the wider of their types. Raises `ArrowInvalid` on
+    overflow."""
     wider = max(left.type, right.type, key=lambda kind: kind.bit_width)
     return apply(left.cast(wider), right.cast(wider))
 
 
 def _decimal(apply: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Apply a sum or a difference to decimals: Arrow's type of it is Spark's. Raises
-    `NotLocal` for one of more digits than any decimal has."""
-    # An integer counts as the widest one: that changes no value.
+    """Add or subtract decimals; Arrow's result type is the same as Spark's. Raises `NotLocal` if
+    the result type would exceed the maximum precision."""
+    # Cast integers to the widest decimal of an integer, which changes no value.
     sides = [
         side.cast(_ANY_INTEGER) if pa.types.is_integer(side.type) else side
         for side in (left, right)
@@ -168,23 +168,24 @@ def _decimal(apply: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
 
 
 def _double(apply: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Apply an operation to doubles. Raises `NotLocal` and `ArrowInvalid` for an operand that may
-    not be the same number as a double."""
+    """Apply an operation to operands cast to double. Raises `NotLocal` or `ArrowInvalid` for an
+    operand that the cast might change."""
     return apply(_as_double(left), _as_double(right))
 
 
 def _as_double(side: Any) -> Any:
     if not pa.types.is_decimal(side.type):
         return side.cast(pa.float64())
-    # Python and Java both take the nearest double; Arrow multiplies, which may miss it.
+    # Python and Java round to the nearest double. Arrow multiplies, which may miss it, so arrays
+    # are left to Spark.
     if not isinstance(side, pa.Scalar):
         raise NotLocal
     return pa.scalar(float(side.as_py()))
 
 
 def _fitted(found: Any, kind: pa.DataType, count: int) -> pa.ChunkedArray:
-    """Return values in a column's type. Raises `NotLocal` where Spark's cast might round, and
-    `ArrowInvalid` for a value that does not fit."""
+    """Cast values to a column's type, as an array of `count` rows. Raises `NotLocal` if Spark's
+    cast might round, and `ArrowInvalid` for a value that does not fit."""
     if pa.types.is_float64(kind):
         if not pa.types.is_float64(found.type):
             raise NotLocal

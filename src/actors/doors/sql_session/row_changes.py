@@ -1,8 +1,8 @@
-"""Changes of rows that were read: written at once, or noted in the open transaction.
+"""Applies changes to rows that a statement has read, immediately or in the open transaction.
 
-A write names the rows that it changes whole. A row that another session changed meanwhile is no
-longer there, so the write fails as a whole, and outside of a transaction the statement reads and
-writes again. So no update is lost, without locks.
+A write names the old rows in full. If another session changed one in the meantime, that row no
+longer exists, and the entire write fails. Outside a transaction the statement then reads and writes
+again. So no update is lost, and no locks are needed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from actors.runtime.errors import AbsentRow, WriteConflict
 ATTEMPTS_MAX: Final = 20
 
 NEW: Final = "penstock_new_"
-"""Prefix of the columns that hold new values beside the old row."""
+"""Prefix of the columns for new values, which follow the old row in a query."""
 
 
 class ComputedChange(msgspec.Struct, frozen=True):
-    """Rows that a statement changes; `count` is the number that the client is told."""
+    """The change that a statement makes; `count` is the number of rows reported to the client."""
 
     change: PendingChange
     count: int
 
 
 async def read_rows(context: SessionContext, text: MappedSql) -> pa.Table:
-    """Return the rows of a query in Spark's dialect: of an open transaction at its time and with
-    its own changes, else the latest."""
+    """Return the rows of a query in Spark's dialect: in a transaction at its timestamp and with its
+    changes, otherwise the latest."""
     transaction = context.transaction
     if transaction is None:
         return await context.collect(text)
@@ -53,17 +53,19 @@ async def change_rows(
     compute: Callable[[], Awaitable[ComputedChange]],
     returning: ReturningList | None,
 ) -> tuple[int, pa.Table | None]:
-    """Carry out a change of rows that were read; again if another session was faster. Return the
-    number of rows, and what the statement returns. Raises `WriteConflict` when that does not
-    end."""
+    """Compute and apply a change, and retry if another session changed the same rows first.
+
+    Return the number of rows, and the rows of RETURNING (None without it). Raises `WriteConflict`
+    after `ATTEMPTS_MAX` attempts, or after one within a transaction.
+    """
     context = scope.context
-    # A transaction reads at one time: reading again would break that.
+    # A transaction reads at a fixed timestamp, so reading again would return the same rows.
     attempts = 1 if context.transaction is not None else ATTEMPTS_MAX
     for attempt in range(attempts):
         made = await compute()
         change, returned = made.change, None
         if returning is not None:
-            # Rows that only go are those of a DELETE.
+            # A DELETE returns the rows that it deletes, other statements those that they insert.
             is_delete = change.insert is None and change.delete is not None
             returned = await returning.rows(change.delete if is_delete else change.insert)
         if not count_rows(change.delete) and not count_rows(change.insert):
@@ -79,15 +81,15 @@ async def change_rows(
 
 
 async def carry_out(scope: TableScope, change: PendingChange) -> None:
-    """Write a change, or note it in the open transaction."""
+    """Write a change, or add it to the open transaction."""
     context, table, schema = scope.context, scope.table, scope.schema
     if context.transaction is not None:
-        # COMMIT checks it again; the statement is where a client expects the error.
+        # Clients expect a missing right to fail the statement. COMMIT checks it again.
         if table not in context.transaction.tables:
             await context.client.check_right("write", table)
         limit = context.settings.sql_rows_bytes_max
         if change.insert is not None:
-            # Its own reads see the rows before whoever stores them has fitted them.
+            # The transaction reads the rows before they are stored, so fit them to their types now.
             stored = as_stored(table, change.insert, schema)
             change = PendingChange(change.delete, stored)
         context.transaction.add(table, schema, change, limit, scope.digest)

@@ -1,8 +1,8 @@
-"""Values between SQL texts, Python and Arrow.
+"""Converts values between SQL text, Python and Arrow.
 
-A literal, or a parameter, of an INSERT is read here if that surely gives what Spark's cast to the
-column's type would give; everything else is computed by Spark. In the other direction a row is
-written as Spark's literals, for a query that reads the rows of an open transaction. Pure.
+Literals and parameters of an INSERT are converted here if the result is certain to equal Spark's
+cast to the column's type; Spark computes everything else. In the other direction, rows become Spark
+literals, for queries that read the changes of an open transaction. Pure.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from actors.runtime.errors import InvalidUsage, ValueTooLong
 
 
 class SqlParameter(msgspec.Struct, frozen=True, gc=False):
-    """A parameter of a statement: its value, and Spark's text of it.
+    """A parameter of a statement: its value, and its text in Spark's dialect.
 
-    `untyped`: the client gave a text without a type, which takes the type of its place.
-    `computed`: only Spark knows the value; `text` is an expression. `cast`: the type that the
-    statement casts it to, "" for none.
+    `untyped`: the client gave a text without a type, whose type follows from the context.
+    `computed`: only Spark knows the value, and `text` is an expression. `cast`: the type to which
+    the statement casts the parameter; "" for none.
     """
 
     value: Any
@@ -53,11 +53,11 @@ class SqlParameter(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotLocal(Exception):
-    """The value must be computed by Spark."""
+    """Spark must compute the value."""
 
 
 class _DefaultMark:
-    """Stands for the default of the column that a value is for."""
+    """The type of `DEFAULT_MARK`, which stands for the default of the column."""
 
 
 DEFAULT_MARK: Final = _DefaultMark()
@@ -71,13 +71,15 @@ _MOMENT: Final = re.compile(
     r"(?P<zone>Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
 )
 _EXACT_WHOLE: Final = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}
-"""Whole numbers up to which a floating type has every one."""
+"""Limits up to which a floating-point type represents every integer."""
 
 
 def literal_value(span: TextSpan, parameters: Sequence[SqlParameter]) -> Any:
-    """Return the Python value of a number, NULL, boolean, or ``DATE '…'`` and ``TIMESTAMP '…'``
-    (without a zone: of the session's); a string or a parameter as a `SqlParameter`, whose type may
-    be that of its place; `DEFAULT_MARK` for DEFAULT.
+    """Return the value of a literal or a parameter.
+
+    A number, NULL, a Boolean, ``DATE '…'`` and ``TIMESTAMP '…'`` return their Python value; a
+    timestamp without a zone is in the session's zone. A string or a parameter returns a
+    `SqlParameter`, whose type may follow from the context. DEFAULT returns `DEFAULT_MARK`.
 
     >>> from actors.engine.sql.statements import generated_span
     >>> literal_value(generated_span(SqlDialect.SPARK, "-12"), ())
@@ -86,11 +88,11 @@ def literal_value(span: TextSpan, parameters: Sequence[SqlParameter]) -> Any:
     'a'
 
     Raises:
-        NotLocal: The text is another expression.
+        NotLocal: The text is any other expression.
     """
     tokens, dialect, count = span.lexed.tokens, span.lexed.dialect, span.last - span.first
     token = tokens[span.first]
-    # One token, or a minus and a number: everything else may mean more than it seems.
+    # Accept only these few forms: any other may mean something else than it seems to.
     if count == 1:
         return _one_token(token, dialect, parameters)
     second = tokens[span.first + 1]
@@ -132,11 +134,11 @@ def _parameter(token: SqlToken, parameters: Sequence[SqlParameter]) -> SqlParame
 
 
 def _cast_parameter(span: TextSpan, parameters: Sequence[SqlParameter]) -> SqlParameter:
-    """Return the parameter in ``$1::type``, which drivers write to say the parameter's type."""
+    """Return the parameter of ``$1::type``, which drivers write to declare a parameter's type."""
     given = _parameter(span.tokens[0], parameters)
     reader = StatementReader(span.lexed, span.first + 2, span.last)
     written = read_written_type(reader)
-    # A text whose form is to be checked, or that is read as another type's.
+    # Leave a text to Spark if the cast would check or convert it.
     if not reader.ends() or (written.checked and isinstance(given.value, str)):
         raise NotLocal
     return msgspec.structs.replace(given, cast=written.spark)
@@ -146,16 +148,16 @@ def _number(text: str, *, negative: bool) -> int | Decimal:
     if _WHOLE.fullmatch(text):
         return -int(text) if negative else int(text)
     if _FRACTION.fullmatch(text):
-        # A minus of Python's would round to 28 digits.
+        # Put the sign into the text: Python's unary minus would round to 28 digits.
         return Decimal(f"-{text}" if negative else text)
     raise NotLocal  # suffixes and exponents
 
 
 def _moment(kind: str, text: str) -> date | datetime:
-    """Return the value of a typed literal in the plainest form. Raises `NotLocal` for others: of a
-    zone, Spark and PostgreSQL think differently."""
+    """Return the value of a typed literal in ISO format without a zone. Raises `NotLocal` for other
+    forms: Spark and PostgreSQL treat a zone differently."""
     moment = None if kind == "DATE" else _MOMENT.fullmatch(text)
-    # A day alone is its midnight to a TIMESTAMP.
+    # A TIMESTAMP with only a date is midnight of that day.
     if not _DAY.fullmatch(text) and (moment is None or moment["zone"]):
         raise NotLocal
     try:
@@ -179,16 +181,16 @@ def column_array(
     times: TimeLiterals,
     defaults: DefaultValues | None = None,
 ) -> pa.Array:
-    """Return the values of `literal_value` as an array of a column's type.
+    """Convert values of `literal_value` to an array of a column's type.
 
     Args:
         values: A value or a `SqlParameter` for each row.
-        column: The column that they are for.
+        column: The column that the values are for.
         times: Reads times without a zone.
-        defaults: The values that DEFAULT stands for; None where it is no value.
+        defaults: The columns' defaults, which replace DEFAULT; None if DEFAULT is not allowed.
 
     Raises:
-        NotLocal: A value is not surely what Spark's cast makes of it.
+        NotLocal: Spark's cast of a value might give another result.
     """
     kind = arrow_type(column.type)
     if defaults is not None:
@@ -197,12 +199,12 @@ def column_array(
     try:
         return pa.array([_fitted(value, column.type, kind, times=times) for value in values], kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        # Spark says what does not fit, in its own words.
+        # Let Spark report the value that does not fit, in its own words.
         raise NotLocal from None
 
 
 def _fitted(value: Any, spark: str, kind: pa.DataType, *, times: TimeLiterals) -> Any:
-    # A default has the column's type already.
+    # A default already has the column's type.
     if isinstance(value, pa.Scalar):
         return value
     untyped = False
@@ -218,7 +220,7 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, times: TimeLiterals) -
         if not isinstance(value, str):
             raise NotLocal
         if len(value) > length:
-            # Blanks beyond the length are cut off.
+            # Trailing spaces beyond the length are cut off.
             if value[length:].strip(" "):
                 raise ValueTooLong(f"a text of {len(value)} characters is longer than {spark}")
             value = value[:length]
@@ -259,10 +261,10 @@ def _is_number(kind: pa.DataType) -> bool:
 def _number_fitted(
     value: int | Decimal, kind: pa.DataType, *, times: TimeLiterals
 ) -> int | Decimal:
-    """Return a number as its column holds it. Raises `InvalidClientData` for one that is out of
-    range: Spark's error would not say which value it is."""
+    """Convert a number to its column's type. Raises `InvalidClientData` for one that is out of
+    range, because Spark's error would not name the value."""
     if pa.types.is_decimal(kind):
-        # Spark rounds, PostgreSQL's numeric without a precision never.
+        # Spark rounds. PostgreSQL's numeric without a precision is never rounded.
         rounding = Rounding.ALL if times.as_spark else Rounding.DECLARED
         rounded: Decimal = fit_value(Decimal(value), kind, rounding)
         return rounded
@@ -273,13 +275,15 @@ def _number_fitted(
 
 
 def _is_kept(cast: str, spark: str) -> bool:
-    """Return whether a cast of a parameter says no more than its column does."""
+    """Return whether a parameter's cast is redundant, given the type of its column."""
     return cast in ("", spark) or (cast == "string" and text_limit(spark) is not None)
 
 
 def _parsed(text: str, spark: str, kind: pa.DataType, *, times: TimeLiterals) -> Any:
-    """Return a text as a value of a type, if it is written in the plainest form. Raises
-    `InvalidClientData` for what PostgreSQL alone can read, and refuses."""
+    """Parse a text as a value of a type, if it is in a simple form that both systems read alike.
+
+    Raises `NotLocal` for other forms, and `InvalidClientData` for a text that PostgreSQL refuses.
+    """
     if pa.types.is_binary(kind):
         return parse_bytea(text)
     if _is_number(kind) or pa.types.is_boolean(kind):
@@ -308,7 +312,7 @@ def _parsed(text: str, spark: str, kind: pa.DataType, *, times: TimeLiterals) ->
 
 
 def spark_literal(value: Any, spark: str) -> str:
-    """Return a value of a Spark type as an expression of exactly that type.
+    """Write a value as a Spark expression of exactly this Spark type.
 
     >>> spark_literal(Decimal("1.50"), "decimal(12,2)")
     "CAST('1.50' AS decimal(12,2))"
@@ -318,7 +322,7 @@ def spark_literal(value: Any, spark: str) -> str:
     kind = arrow_type(spark)
     if value is None:
         return f"CAST(NULL AS {spark})"
-    # Strings and booleans have their type without a cast.
+    # String and Boolean literals have their type without a cast.
     if pa.types.is_string(kind):
         return quote_text(value)
     if pa.types.is_boolean(kind):
@@ -338,7 +342,7 @@ def spark_literal(value: Any, spark: str) -> str:
 
 def _micros(value: datetime) -> int:
     since = value - datetime(1970, 1, 1, tzinfo=value.tzinfo)
-    # Whole numbers: a float has no microseconds of these years.
+    # Compute with integers: a float cannot represent microseconds since 1970 exactly.
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
@@ -364,8 +368,8 @@ def _nested_literal(value: Any, spark: str, kind: pa.DataType) -> str:
 
 
 def values_query(rows: pa.Table, schema: TableSchema) -> str:
-    """Return a query of Spark whose rows are these, in the schema's columns and types; at least
-    one row is needed."""
+    """Return a Spark query whose result is these rows, with the schema's columns and types. There
+    must be at least one row."""
     columns = [rows[column.name].to_pylist() for column in schema.columns]
     types = [column.type for column in schema.columns]
     lines = (
@@ -377,11 +381,11 @@ def values_query(rows: pa.Table, schema: TableSchema) -> str:
 
 
 def schema_of(shape: pa.Schema) -> TableSchema:
-    """Return the columns of an Arrow schema with their Spark types. Raises `InvalidUsage` for a
-    type that no table has."""
+    """Convert an Arrow schema to columns with Spark types. Raises `InvalidUsage` for a type that
+    tables cannot store."""
     for field in shape:
         if pa.types.is_duration(field.type) or pa.types.is_interval(field.type):
             raise InvalidUsage(
-                f"column {field.name!r} is an interval, which cannot be stored: cast it"
+                f"column {field.name!r} is an interval, which tables cannot store: cast it"
             )
     return TableSchema(tuple(TableColumn(field.name, spark_type(field.type)) for field in shape))

@@ -1,8 +1,9 @@
-"""One SQL session: carries out its statements, one at a time.
+"""One SQL session, which executes statements one at a time.
 
-Both doors use it. A statement is parsed by `actors.engine.sql`; `STATEMENTS` says what carries it
-out. Errors are those of `actors.runtime.errors`. After an error in an explicit transaction only
-ROLLBACK (or ROLLBACK TO) is taken, as PostgreSQL's clients expect.
+PostgreSQL connections and Spark Connect use it. `actors.engine.sql` parses the statements, and
+`STATEMENTS` maps them to their handlers. Errors are those of `actors.runtime.errors`. After an
+error in an explicit transaction only ROLLBACK, ROLLBACK TO and COMMIT are accepted, as PostgreSQL
+clients expect.
 """
 
 from __future__ import annotations
@@ -63,12 +64,11 @@ from actors.runtime.settings import Settings
 Parameters: TypeAlias = Sequence[SqlParameter]
 StatementHandler: TypeAlias = Callable[["SqlSession", Any, Parameters], Awaitable[StatementResult]]
 PREPARED_MAX: Final = 1_000
-"""Number of statements that one session may have prepared by PREPARE."""
+"""Maximum number of statements that one session may PREPARE."""
 
 
 class PreparedText(NamedTuple):
-    """A statement that PREPARE has kept, the types of its parameters, and the time zone in which
-    its times are read."""
+    """A statement of PREPARE, with the types of its parameters and the zone of its times."""
 
     statement: sql.SqlStatement
     types: tuple[str, ...]
@@ -76,7 +76,7 @@ class PreparedText(NamedTuple):
 
 
 class SqlSession:
-    """A session of one client. Close it, which ends its cursors and drops its open changes."""
+    """The session of one client. `close` it to end its cursors and discard uncommitted changes."""
 
     def __init__(
         self,
@@ -88,22 +88,24 @@ class SqlSession:
         spawn: SpawnTask | None = None,
         roles_change: bool = False,
     ) -> None:
-        """Begin a session.
+        """Start a session.
 
         Args:
-            client: Its client of the service.
-            settings: The service's.
-            dialect: The dialect of its statements.
-            user: The name that its user gave.
-            spawn: Runs what reads ahead for cursors of subscribes; None: there are none.
-            roles_change: True if it may act as other roles (SET ROLE).
+            client: The session's client of the service.
+            settings: The service's settings.
+            dialect: The dialect of the statements.
+            user: The name that the user gave.
+            spawn: Starts tasks that read ahead for cursors of subscribes; None: such cursors are
+                refused.
+            roles_change: True if the session may act as other roles (SET ROLE).
         """
         self.variables = SessionVariables(user, client.session if roles_change else None)
         self.context = SessionContext(client, settings, dialect, self.variables)
         self.cursors = SessionCursors(spawn)
         self.failed = False
-        """True in a transaction after an error."""
+        """True in a transaction after an error, until it ends or is rolled back to a savepoint."""
         self.prepared: dict[str, PreparedText] = {}
+        """Statements of PREPARE by name; emptied by DEALLOCATE and DISCARD."""
 
     @property
     def in_transaction(self) -> bool:
@@ -111,22 +113,22 @@ class SqlSession:
         return self.context.transaction is not None
 
     def split(self, text: str) -> list[ParsedStatement]:
-        """Return the statements of a text. Raises `SqlSyntaxError`."""
+        """Parse a text into its statements. Raises `SqlSyntaxError`."""
         return parse_statements(text, self.context.dialect)
 
     async def execute(
         self, statement: sql.SqlStatement, parameters: Parameters = ()
     ) -> StatementResult:
-        """Carry out a statement.
+        """Execute a statement and return its result.
 
-        Rows of the result that are not taken hold resources: close its generator. Raises
+        The result's generator holds resources until it is exhausted or closed. Raises
         `TransactionAborted` in a failed transaction, and the statement's own errors.
         """
         try:
             self.begin_statement(statement)
             handler = STATEMENTS.get(type(statement))
             if handler is None:
-                raise InvalidUsage(f"{_shown(statement)} is not carried out yet")
+                raise InvalidUsage(f"{_shown(statement)} is not supported here")
             async with self.context.typed(statement):
                 return await handler(self, statement, parameters)
         except BaseException:
@@ -134,24 +136,26 @@ class SqlSession:
             raise
 
     def begin_statement(self, statement: sql.SqlStatement) -> None:
-        """Check that a statement may be carried out now. Raises `TransactionAborted` and
-        `ReadOnlyTransaction`."""
+        """Check that a statement is allowed in the current transaction. Raises `TransactionAborted`
+        and `ReadOnlyTransaction`."""
         if self.failed and not isinstance(statement, _ENDING):
             raise TransactionAborted(
-                "the transaction has failed: statements are ignored until ROLLBACK"
+                "the transaction has failed: statements are refused until ROLLBACK"
             )
         self.context.begin_statement(statement)
 
     async def close(self) -> None:
-        """End the session: cursors, and the changes that were not committed."""
+        """Close all cursors and discard uncommitted changes."""
         self.context.transaction = None
         await self.cursors.close(None)
 
     async def describe(
         self, statement: sql.SqlStatement, parameters: Parameters
     ) -> pa.Schema | None:
-        """Return the columns of a statement's result without carrying it out; None: it has no
-        rows. The values of the parameters do not matter. Raises as `execute`."""
+        """Return the columns of a statement's result without executing it; None if it has no rows.
+
+        The values of the parameters do not matter. Raises as `execute` does.
+        """
         async with self.context.typed(statement):
             return await self._described(statement, parameters)
 
@@ -177,7 +181,7 @@ class SqlSession:
                 return TOKEN_COLUMNS
             case sql.InsertStatement() | sql.UpdateStatement() | sql.DeleteStatement():
                 return await write_statements.returned_shape(self.context, statement, parameters)
-        # Only what changes nothing is carried out here; an EXECUTE may be of any statement.
+        # Execute only statements that change nothing. An EXECUTE may be of any statement.
         if not isinstance(statement, sql.ShowingStatement):
             return None
         result = await self.execute(statement, parameters)
@@ -188,16 +192,16 @@ class SqlSession:
     # -- transactions ------------------------------------------------------------------------------
 
     def begin_implicit(self) -> None:
-        """Open a transaction that the client did not ask for, around several statements."""
+        """Open a transaction around several statements that the client sent without BEGIN."""
         self.context.transaction = OpenTransaction(self.variables.state())
-        # Its own from now on: later defaults are of later transactions.
+        # Fix the transaction's modes: later changes of the defaults affect later transactions.
         for name in (ISOLATION, READ_ONLY):
             self.variables.set(name, self.variables.get(name), local=True)
 
     async def begin(self, statement: sql.BeginStatement, _: Parameters) -> StatementResult:
-        """Open a transaction; inside one it is a notice."""
+        """Open a transaction, or return a notice if one is open."""
         notices: tuple[str, ...] = ()
-        # PostgreSQL only warns, and pools send BEGIN without knowing.
+        # PostgreSQL only warns, and connection pools rely on that.
         if self.in_transaction:
             notices = ("there is already a transaction in progress",)
         else:
@@ -205,7 +209,7 @@ class SqlSession:
         try:
             self.set_modes(statement.modes)
         except InvalidUsage:
-            # Nothing was begun if it cannot be as it was asked for.
+            # Without the requested modes there is no new transaction.
             transaction = self.context.transaction
             if not notices and transaction is not None:
                 self.variables.restore(transaction.first_state)
@@ -214,8 +218,10 @@ class SqlSession:
         return StatementResult("BEGIN", notices=notices)
 
     def set_modes(self, modes: sql.TransactionModes, prefix: str = "") -> bool:
-        """Set modes of the open transaction, or with the prefix ``default_`` those of later ones.
-        Return whether that has an effect. Raises as `SessionContext.set_variable` does."""
+        """Set the modes of the open transaction or, with the prefix ``default_``, of later ones.
+
+        Return False if that has no effect. Raises as `SessionContext.set_variable` does.
+        """
         given = {
             ISOLATION: modes.isolation,
             READ_ONLY: {None: None, True: "on", False: "off"}[modes.read_only],
@@ -230,18 +236,18 @@ class SqlSession:
     async def set_transaction(
         self, statement: sql.SetTransactionStatement, _: Parameters
     ) -> StatementResult:
-        """Set the modes of the open transaction, or of all later ones."""
+        """Set the modes of the open transaction, or of later transactions of the session."""
         if self.set_modes(statement.modes, "default_" if statement.session else ""):
             return StatementResult("SET")
         notice = "SET TRANSACTION can only be used in transaction blocks"
         return StatementResult("SET", notices=(notice,))
 
     async def commit(self, _: sql.CommitStatement, __: Parameters) -> StatementResult:
-        """Write all changes at one time. A failed transaction is rolled back.
+        """Write all changes atomically, or roll back a failed transaction.
 
         Raises:
-            WriteConflict: Another session changed a row that this transaction has changed, or a
-                default that it has used.
+            WriteConflict: Another session changed a row that this transaction changes.
+            DefinitionChanged: Another session changed a default that this transaction used.
         """
         transaction = self.context.transaction
         if transaction is None:
@@ -252,7 +258,7 @@ class SqlSession:
             self.variables.restore(transaction.first_state)
         else:
             self.variables.keep()
-        # Over before the write: whether it succeeds or not, the next statement begins anew.
+        # End the transaction before the write: it is over whether the write succeeds or fails.
         self.context.transaction = None
         await self.cursors.end_transaction()
         if failed:
@@ -266,13 +272,13 @@ class SqlSession:
                     f"could not serialize access due to concurrent update: {error}"
                 ) from None
             except DefinitionChanged:
-                # The client repeats the transaction, which takes them as they are now.
+                # The client will repeat the transaction, which must see the new definitions.
                 self.context.catalog.forget()
                 raise
         return StatementResult("COMMIT")
 
     async def roll_back(self, _: sql.RollbackStatement, __: Parameters) -> StatementResult:
-        """Drop all changes of the transaction."""
+        """Discard all changes of the transaction, or return a notice if none is open."""
         transaction = self.context.transaction
         notices = () if transaction is not None else ("there is no transaction in progress",)
         if transaction is not None:
@@ -288,21 +294,21 @@ class SqlSession:
         return transaction
 
     async def save(self, statement: sql.SavepointStatement, _: Parameters) -> StatementResult:
-        """Remember the transaction's state."""
+        """Set a savepoint."""
         self._open("SAVEPOINT").save(statement.name, self.variables.state())
         return StatementResult("SAVEPOINT")
 
     async def release(
         self, statement: sql.ReleaseSavepointStatement, _: Parameters
     ) -> StatementResult:
-        """Forget a savepoint."""
+        """Release a savepoint and keep its changes."""
         self._open("RELEASE SAVEPOINT").release(statement.name)
         return StatementResult("RELEASE")
 
     async def roll_back_to(
         self, statement: sql.RollbackToStatement, _: Parameters
     ) -> StatementResult:
-        """Drop the changes since a savepoint."""
+        """Undo the changes since a savepoint."""
         state = self._open("ROLLBACK TO SAVEPOINT").roll_back_to(statement.name)
         self.variables.restore(state)
         self.failed = False
@@ -313,7 +319,7 @@ class SqlSession:
     async def set_variable(
         self, statement: sql.SetVariableStatement, _: Parameters
     ) -> StatementResult:
-        """Set a variable of the session, or with LOCAL of the transaction."""
+        """Set a variable for the session or, with LOCAL, for the transaction."""
         setting = setting_named(statement.name)
         value: str | None
         if not statement.values:
@@ -332,7 +338,7 @@ class SqlSession:
     async def reset_variable(
         self, statement: sql.ResetVariableStatement, _: Parameters
     ) -> StatementResult:
-        """Set a variable, or all, to the value that it had when the session began."""
+        """Reset one variable or all to the values at the start of the session."""
         if statement.name is None:
             self.variables.reset_all()
         else:
@@ -342,7 +348,7 @@ class SqlSession:
     async def show_setting(
         self, statement: sql.ShowSettingStatement, _: Parameters
     ) -> StatementResult:
-        """Return a variable's value, or all."""
+        """Return the value of one variable, or the names and values of all."""
         if statement.name.lower() == "all":
             rows: list[tuple[Any, ...]] = [
                 (name, value, "") for name, value in self.variables.all()
@@ -355,13 +361,15 @@ class SqlSession:
         return result
 
     async def use_schema(self, statement: sql.UseSchemaStatement, _: Parameters) -> StatementResult:
-        """Accept the one schema that there is."""
+        """Accept USE of the only schema, public."""
         if statement.name[-1].lower() not in SCHEMAS:
-            raise InvalidUsage(f"schema {'.'.join(statement.name)} does not exist: there is public")
+            name = ".".join(statement.name)
+            raise InvalidUsage(f"schema {name} does not exist (available: public)")
         return StatementResult("SET")
 
     async def discard(self, _: sql.DiscardAllStatement, __: Parameters) -> StatementResult:
-        """Forget the session's state."""
+        """Discard cursors, prepared statements and settings. Raises `ActiveTransaction` within a
+        transaction."""
         if self.in_transaction:
             raise ActiveTransaction("DISCARD ALL cannot run inside a transaction block")
         await self.cursors.close(None)
@@ -375,7 +383,7 @@ class SqlSession:
     async def declare(
         self, statement: sql.DeclareCursorStatement, parameters: Parameters
     ) -> StatementResult:
-        """Open a cursor."""
+        """Open a cursor. Without WITH HOLD a transaction must be open."""
         if not statement.hold:
             self._open("DECLARE CURSOR")
         source = statement.source
@@ -384,8 +392,8 @@ class SqlSession:
         return StatementResult("DECLARE CURSOR")
 
     async def fetch(self, statement: sql.FetchCursorStatement, _: Parameters) -> StatementResult:
-        """Return the next rows of a cursor; MOVE passes them over."""
-        # The query's text came with DECLARE.
+        """Return the next rows of a cursor; for MOVE, skip and count them."""
+        # The text of the query came with DECLARE.
         with drop_positions():
             result = await self.cursors.fetch(statement.name, statement.count)
         if not statement.move:
@@ -397,16 +405,18 @@ class SqlSession:
     async def close_cursor(
         self, statement: sql.CloseCursorStatement, _: Parameters
     ) -> StatementResult:
-        """Close a cursor, or all."""
+        """Close one cursor, or all."""
         await self.cursors.close(statement.name)
         return StatementResult("CLOSE CURSOR" if statement.name else "CLOSE CURSOR ALL")
 
     async def prepare(self, statement: sql.PrepareTextStatement, _: Parameters) -> StatementResult:
-        """Keep a statement's text under a name."""
+        """Parse a statement and keep it under a name."""
         if statement.name in self.prepared:
             raise statement_exists(statement.name)
         if len(self.prepared) >= PREPARED_MAX:
-            raise InvalidUsage(f"{PREPARED_MAX} statements are prepared: DEALLOCATE one first")
+            raise InvalidUsage(
+                f"too many prepared statements (limit {PREPARED_MAX}): DEALLOCATE one first"
+            )
         inner = parse_span(statement.statement)
         self.prepared[statement.name] = PreparedText(
             inner, statement.types, self.context.times.zone
@@ -418,12 +428,12 @@ class SqlSession:
     async def execute_prepared(
         self, statement: sql.ExecutePreparedStatement, parameters: Parameters
     ) -> StatementResult:
-        """Carry out a prepared statement with these arguments."""
+        """Execute a statement of PREPARE with these arguments."""
         kept = self.prepared.get(statement.name)
         if kept is None:
             raise unknown_statement(statement.name)
         given = self._arguments(statement, kept.types, parameters)
-        # The statement's text came with PREPARE.
+        # The text of the statement came with PREPARE.
         with drop_positions(), self.context.written_in(kept.zone):
             result = await self.execute(kept.statement, given)
         if result.batches is not None:
@@ -436,7 +446,7 @@ class SqlSession:
         types: Sequence[str],
         parameters: Parameters,
     ) -> list[SqlParameter]:
-        """Return the arguments of EXECUTE as expressions of the declared types."""
+        """Return the arguments of EXECUTE as expressions, cast to the declared types."""
         given = []
         for number, span in enumerate(statement.arguments):
             text = self.context.spark(span, parameters).text
@@ -448,7 +458,7 @@ class SqlSession:
     async def deallocate(
         self, statement: sql.DeallocateStatement, _: Parameters
     ) -> StatementResult:
-        """Forget a prepared statement, or all."""
+        """Discard one statement of PREPARE, or all."""
         if statement.name is None:
             self.prepared.clear()
             return StatementResult("DEALLOCATE ALL")
@@ -473,7 +483,7 @@ def _shown(statement: sql.SqlStatement) -> str:
 def _with_parameters(
     function: Callable[[SessionContext, Any, Parameters], Awaitable[StatementResult]],
 ) -> StatementHandler:
-    """Return a handler of a function that takes the session's state and parameters."""
+    """Make a handler from a function that takes the session's context and the parameters."""
 
     async def handle(
         session: SqlSession, statement: Any, parameters: Parameters
@@ -486,7 +496,7 @@ def _with_parameters(
 def _without_parameters(
     function: Callable[[SessionContext, Any], Awaitable[StatementResult]],
 ) -> StatementHandler:
-    """Return a handler of a function that takes the session's state alone."""
+    """Make a handler from a function that takes only the session's context."""
 
     async def handle(session: SqlSession, statement: Any, _: Parameters) -> StatementResult:
         return await function(session.context, statement)
@@ -533,4 +543,5 @@ STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
     sql.DeallocateStatement: SqlSession.deallocate,
     sql.NoOperationStatement: SqlSession.do_nothing,
 }
-"""Handlers of statements. COPY is the door's: its data are messages of the protocol."""
+"""Maps statements to their handlers. COPY is missing: PostgreSQL's protocol implements it, because
+its data are messages of that protocol."""

@@ -1,9 +1,9 @@
-"""The settings of an SQL session: which there are, what values they take, and what each one does.
+"""The settings of an SQL session: their names, values and effects.
 
-A setting is obeyed, or it is refused by name: nothing is kept and shown that has no effect. Where
-PostgreSQL's setting is about something that this service lacks (locks, row security, a choice of
-encodings), the values are taken that ask for what holds anyway. Names with a point are a session's
-own, as in PostgreSQL: programs keep values in them for `current_setting`. Pure.
+A setting either takes effect or is refused: no value is accepted and then ignored. Some settings of
+PostgreSQL concern features that this service lacks, such as locks, row security or a choice of
+encodings. These accept the values that ask for what holds anyway. As in PostgreSQL, names with a
+dot belong to the session's programs, which keep values there for `current_setting`. Pure.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from actors.model.pgwire.value_parsing import FALSE_WORDS, TRUE_WORDS
 from actors.runtime.errors import InvalidUsage, nearest_hint
 
 SERVER_VERSION: Final = "15.0 (Penstock)"
-"""Version that clients see: drivers choose their catalog queries by its number."""
+"""The version that clients see. Drivers choose their catalog queries by it."""
 ROLE: Final = "role"
 AUTHORIZATION: Final = "session_authorization"
 ROLE_VARIABLES: Final = frozenset({ROLE, AUTHORIZATION})
-"""Settings that are the session's roles, and no values of their own."""
+"""Settings that show and change the session's roles instead of holding a value."""
 ISOLATION: Final = "transaction_isolation"
 READ_ONLY: Final = "transaction_read_only"
 WRITTEN_AT: Final = "penstock.written_at"
 REPEATABLE_READ: Final = "repeatable read"
 READ_COMMITTED: Final = "read committed"
 ParseSetting = Callable[[str, str], str]
-"""Returns a text as the value that SHOW shows, given the present value. Raises `InvalidUsage`."""
+"""Parses a text and the current value into the value that SHOW shows. Raises `InvalidUsage`."""
 _NAME: Final = re.compile(r"[^\W\d][\w$]*(?:\.[^\W\d][\w$]*)+")
 _INTEGER_MAX: Final = 2**31 - 1
 
 
 class UnknownSetting(InvalidUsage):
-    """There is no setting of this name."""
+    """No setting has this name."""
 
     sqlstate = "42704"
 
 
 class UnsupportedSetting(InvalidUsage):
-    """A setting that cannot be obeyed, and so is not taken."""
+    """A setting, or a value of it, that this service does not support."""
 
     sqlstate = NOT_SUPPORTED
 
 
 class _FixedSetting(InvalidUsage):
-    """A setting that says what the service is, which no session changes."""
+    """The setting is read-only: it describes the service."""
 
     sqlstate = "55P02"
 
 
 class _InvalidName(InvalidUsage):
-    """A name that no setting can have."""
+    """The name is not a valid setting name."""
 
     sqlstate = "42602"
 
@@ -66,17 +66,17 @@ class SessionSetting(msgspec.Struct, frozen=True):
     name: str
     default: str
     values: str
-    """The values that it takes, for the documentation."""
+    """The accepted values, for the documentation."""
     effect: str
-    """Its effect, for the documentation."""
+    """The effect, for the documentation."""
     parse: ParseSetting | None
-    """None: it is shown, and not to be set."""
+    """Parses a new value; None: the setting is read-only."""
     reported: bool = False
-    """True if clients are told its value at the start and whenever it changes."""
+    """True if clients get its value at the start and whenever it changes (ParameterStatus)."""
     quoted: bool = False
-    """True if it is a list of identifiers: each value of SET is one of them."""
+    """True for a list of identifiers: SET takes one identifier per value."""
     of_transaction: str = ""
-    """The setting that has its value outside of a transaction; "": it is a session's own."""
+    """For a setting of the transaction, the setting with its default; "" for all others."""
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -92,20 +92,20 @@ def _boolean(name: str) -> ParseSetting:
             return "on"
         if word in FALSE_WORDS:
             return "off"
-        raise _invalid(name, text, "on or off")
+        raise _invalid(name, text, "expected on or off")
 
     return parse
 
 
 def _choice(name: str, values: Sequence[str], **synonyms: str) -> ParseSetting:
-    """Return the parser of a setting with these values only; `synonyms` are spellings of them."""
+    """Return a parser that accepts only these values; `synonyms` maps other spellings to them."""
     spelled = {value.lower(): value for value in values} | synonyms
     listed = " or ".join(filter(None, [", ".join(values[:-1]), values[-1] or "''"]))
 
     def parse(text: str, _: str) -> str:
         found = spelled.get(text.lower())
         if found is None:
-            raise _invalid(name, text, f"this service has {listed} only")
+            raise _invalid(name, text, f"this service supports only {listed}")
         return found
 
     return parse
@@ -117,8 +117,8 @@ def _isolation(name: str) -> ParseSetting:
     def parse(text: str, present: str) -> str:
         if text.lower() == "serializable":
             raise UnsupportedSetting(
-                f'"{name}" cannot be serializable: transactions are isolated by snapshots, which '
-                "is repeatable read"
+                f'"{name}" cannot be serializable: transactions use snapshot isolation, which is '
+                "repeatable read"
             )
         return known(text, present)
 
@@ -136,11 +136,11 @@ _UNITS_MS: Final = {
 _DURATION: Final = re.compile(
     r"\s*(?P<number>-?(?!0[0-9])(?:[0-9]+\.?[0-9]*|\.[0-9]+))\s*(?P<unit>us|ms|s|min|h|d)?\s*"
 )
-"""Matches a duration. PostgreSQL reads a number that begins with 0 as octal; it is refused here."""
+"""Matches a duration. PostgreSQL reads a number with a leading 0 as octal; it is refused here."""
 
 
 def duration_ms(shown: str) -> int:
-    """Return the milliseconds of a duration, rounded as PostgreSQL does.
+    """Convert a duration to milliseconds, rounded as PostgreSQL does.
 
     >>> duration_ms("1.5s"), duration_ms("20")
     (1500, 20)
@@ -153,11 +153,11 @@ def duration_ms(shown: str) -> int:
 def _duration(name: str) -> ParseSetting:
     def parse(text: str, _: str) -> str:
         if _DURATION.fullmatch(text) is None or len(text) > 64:
-            raise _invalid(name, text, 'milliseconds, or a number with a unit such as "30s"')
+            raise _invalid(name, text, 'expected milliseconds, or a number with a unit like "30s"')
         time_ms = duration_ms(text)
         if not 0 <= time_ms <= _INTEGER_MAX:
-            raise _invalid(name, text, f"at least 0 and at most {_INTEGER_MAX} ms")
-        # As PostgreSQL shows it: the largest unit of which it is a whole number.
+            raise _invalid(name, text, f"expected 0 to {_INTEGER_MAX} ms")
+        # PostgreSQL shows the largest unit that gives an integer.
         for unit in ("d", "h", "min", "s") if time_ms else ():
             if time_ms % int(_UNITS_MS[unit]) == 0:
                 return f"{time_ms // int(_UNITS_MS[unit])}{unit}"
@@ -167,9 +167,11 @@ def _duration(name: str) -> ParseSetting:
 
 
 def _float_digits(text: str, _: str) -> str:
-    # All of these mean the shortest text that reads back as the same number.
+    # 1, 2 and 3 all mean the shortest text that reads back as the same number.
     if re.fullmatch(r"\s*[1-3]\s*", text) is None:
-        raise _invalid("extra_float_digits", text, "floats are written exactly: 1, 2 or 3")
+        raise _invalid(
+            "extra_float_digits", text, "expected 1, 2 or 3, since floats are written exactly"
+        )
     return text.strip()
 
 
@@ -184,16 +186,16 @@ def _date_style(text: str, present: str) -> str:
         elif word == "default":
             order = "MDY"
         elif word != "iso":
-            raise _invalid("DateStyle", text, "this service has ISO only")
+            raise _invalid("DateStyle", text, "this service supports only ISO")
     if len(orders) > 1:
-        raise _invalid("DateStyle", text, "it names two orders")
+        raise _invalid("DateStyle", text, "it names two conflicting orders")
     return f"ISO, {order}"
 
 
 def _encoding(text: str, _: str) -> str:
-    # PostgreSQL drops what is neither letter nor digit, too.
+    # Like PostgreSQL, ignore everything but letters and digits.
     if re.sub(r"[^a-z0-9]", "", text.lower()) not in ("utf8", "unicode"):
-        raise _invalid("client_encoding", text, "this service has UTF8 only")
+        raise _invalid("client_encoding", text, "this service supports only UTF8")
     return "UTF8"
 
 
@@ -208,13 +210,13 @@ def _search_path(text: str, _: str) -> str:
     while text.strip() and at <= len(text):
         found = _PATH.match(text, at)
         if found is None:
-            raise _invalid("search_path", text, "it must be a list of names of schemas")
+            raise _invalid("search_path", text, "expected a list of schema names")
         quoted, bare, more = found.groups()
         name = bare.lower() if quoted is None else quoted.replace('""', '"')
-        # Names without a schema are found in public wherever it stands: there is no other one in
-        # which a user's objects could be.
+        # The order does not matter: public is the only schema with users' objects, so unqualified
+        # names are found there in any case.
         if name not in _SCHEMAS:
-            raise _invalid("search_path", text, f"schema {name} does not exist: there is public")
+            raise _invalid("search_path", text, f"schema {name} does not exist (available: public)")
         if not more:
             break
         at = found.end()
@@ -223,7 +225,9 @@ def _search_path(text: str, _: str) -> str:
 
 def _as_of(text: str, _: str) -> str:
     if text and not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise _invalid("penstock.as_of", text, "a time in milliseconds, or '' for the latest")
+        raise _invalid(
+            "penstock.as_of", text, "expected milliseconds since the epoch, or '' for the latest"
+        )
     return text
 
 
@@ -232,7 +236,7 @@ def _time_zone(text: str, _: str) -> str:
 
 
 def _any_text(text: str, _: str) -> str:
-    # Whoever uses the value checks it: only the service knows its roles.
+    # The value is checked where it is used: only the service knows its roles.
     return text
 
 
@@ -240,7 +244,7 @@ def _any_text(text: str, _: str) -> str:
 
 
 def _shown(name: str, value: str, effect: str, *, reported: bool = False) -> SessionSetting:
-    return SessionSetting(name, value, "shown only", effect, None, reported)
+    return SessionSetting(name, value, "read-only", effect, None, reported)
 
 
 def _harmless(name: str, value: str, why: str) -> SessionSetting:
@@ -258,8 +262,8 @@ def _only(
 
 _DEBUG_LEVELS: Final = ("debug5", "debug4", "debug3", "debug2", "debug1")
 MESSAGE_LEVELS: Final = (*_DEBUG_LEVELS, "log", "info", "notice", "warning", "error")
-"""Values of `client_min_messages`, the least first."""
-_DURATIONS: Final = 'milliseconds, or with a unit: `"30s"`; `0`: none'
+"""Values of `client_min_messages`, the least severe first."""
+_DURATIONS: Final = 'milliseconds, or a number with a unit: `"30s"`; `0`: no limit'
 _BOOLEAN: Final = "`on`, `off`"
 _ISOLATIONS: Final = "`repeatable read`, `read committed`; `serializable` is refused"
 
@@ -268,36 +272,37 @@ SETTINGS: Final = (
         "application_name",
         "",
         "any text",
-        "is the session's name in `pg_stat_activity`",
+        "name of the session in `pg_stat_activity`",
         _any_text,
         reported=True,
     ),
     SessionSetting(
-        "client_encoding", "UTF8", "`UTF8`", "texts are UTF-8 alone", _encoding, reported=True
+        "client_encoding", "UTF8", "`UTF8`", "text is always UTF-8", _encoding, reported=True
     ),
     SessionSetting(
         "client_min_messages",
         "notice",
         "`debug5` … `error`",
-        "notices and warnings below it are not sent",
+        "notices and warnings below this level are not sent",
         _choice("client_min_messages", MESSAGE_LEVELS, debug="debug2"),
     ),
     SessionSetting(
         "DateStyle",
         "ISO, MDY",
         "`ISO`, with any order",
-        "dates are written and read as ISO has them, in which the order says nothing",
+        "dates are read and written in ISO format, for which the order does not matter",
         _date_style,
         reported=True,
     ),
     _only(
-        "IntervalStyle", ("postgres",), "intervals are written in this style alone", reported=True
+        "IntervalStyle", ("postgres",), "intervals are always written in this style", reported=True
     ),
     SessionSetting(
         "TimeZone",
         "UTC",
-        "a name like `Europe/Rome`; hours east of UTC; an offset with POSIX's sign",
-        "times are read and written in it, and days, hours and texts of times are its own",
+        "a name like `Europe/Rome`, hours east of UTC, or an offset with POSIX's sign",
+        "zone in which times are read and written, and in which dates, hours and casts of times to "
+        "text are computed",
         _time_zone,
         reported=True,
     ),
@@ -305,22 +310,22 @@ SETTINGS: Final = (
         "extra_float_digits",
         "1",
         "`1`, `2`, `3`",
-        "floats are written with all digits that they need",
+        "floats are written with as many digits as they need to read back unchanged",
         _float_digits,
     ),
-    _only("bytea_output", ("hex",), "bytes are written in hex alone"),
+    _only("bytea_output", ("hex",), "bytes are always written in hexadecimal"),
     _only(
         "standard_conforming_strings",
         ("on",),
-        "a backslash in `'…'` is a backslash",
+        "a backslash in `'…'` is an ordinary character",
         reported=True,
         **dict.fromkeys(TRUE_WORDS, "on"),
     ),
     SessionSetting(
         "search_path",
         '"$user", public',
-        "the schemas that there are",
-        "`current_schemas()`; names without a schema are always found in `public`",
+        "names of existing schemas",
+        "what `current_schemas()` returns; unqualified names are always found in `public`",
         _search_path,
         quoted=True,
     ),
@@ -328,8 +333,7 @@ SETTINGS: Final = (
         "default_transaction_read_only",
         "off",
         _BOOLEAN,
-        "statements and later transactions only read: whatever would change something is refused "
-        "(25006)",
+        "makes single statements and later transactions read-only: any change is refused (25006)",
         _boolean("default_transaction_read_only"),
         reported=True,
     ),
@@ -337,7 +341,7 @@ SETTINGS: Final = (
         READ_ONLY,
         "",
         _BOOLEAN,
-        "the open transaction only reads",
+        "makes the open transaction read-only",
         _boolean(READ_ONLY),
         of_transaction="default_transaction_read_only",
     ),
@@ -345,14 +349,15 @@ SETTINGS: Final = (
         "default_transaction_isolation",
         REPEATABLE_READ,
         _ISOLATIONS,
-        "isolation of later transactions",
+        "isolation level of later transactions",
         _isolation("default_transaction_isolation"),
     ),
     SessionSetting(
         ISOLATION,
         "",
         _ISOLATIONS,
-        "the open transaction reads at one time, or each of its statements at the latest",
+        "whether the open transaction reads at one timestamp, or each of its statements at the "
+        "latest",
         _isolation(ISOLATION),
         of_transaction="default_transaction_isolation",
     ),
@@ -360,21 +365,21 @@ SETTINGS: Final = (
         "statement_timeout",
         "0",
         _DURATIONS,
-        "a statement that takes longer is canceled (57014), unless its rows are being committed",
+        "cancels a statement that takes longer (57014), unless it is already committing",
         _duration("statement_timeout"),
     ),
     SessionSetting(
         "idle_in_transaction_session_timeout",
         "0",
         _DURATIONS,
-        "ends a session that leaves its transaction open for longer (25P03)",
+        "ends a session that is idle within a transaction for longer (25P03)",
         _duration("idle_in_transaction_session_timeout"),
     ),
     SessionSetting(
         "idle_session_timeout",
         "0",
         _DURATIONS,
-        "ends a session that does nothing for longer, outside of a transaction (57P05)",
+        "ends a session that is idle outside a transaction for longer (57P05)",
         _duration("idle_session_timeout"),
     ),
     SessionSetting(
@@ -384,10 +389,10 @@ SETTINGS: Final = (
         "nothing: no statement waits for a lock",
         _duration("lock_timeout"),
     ),
-    _harmless("default_transaction_deferrable", "off", "transactions never wait to begin"),
+    _harmless("default_transaction_deferrable", "off", "transactions never wait to start"),
     _harmless("row_security", "on", "no table has policies"),
-    _harmless("check_function_bodies", "on", "there is no CREATE FUNCTION"),
-    _harmless("jit", "on", "it changes no result"),
+    _harmless("check_function_bodies", "on", "CREATE FUNCTION is not supported"),
+    _harmless("jit", "on", "it does not affect results"),
     _only(
         "synchronous_commit",
         ("on", "off", "local", "remote_write", "remote_apply"),
@@ -395,8 +400,8 @@ SETTINGS: Final = (
     ),
     _only("xmloption", ("content", "document"), "nothing: there is no type xml"),
     _only("default_tablespace", ("",), "there are no tablespaces"),
-    _only("default_table_access_method", ("heap",), "there is one kind of tables"),
-    _only("password_encryption", ("scram-sha-256",), "passwords are kept as SCRAM verifiers alone"),
+    _only("default_table_access_method", ("heap",), "there is only one kind of table"),
+    _only("password_encryption", ("scram-sha-256",), "passwords are stored as SCRAM verifiers"),
     SessionSetting(
         ROLE,
         "",
@@ -409,41 +414,41 @@ SETTINGS: Final = (
         "penstock.as_of",
         "",
         "milliseconds, `''`",
-        "reads without `AS OF` are of this time",
+        "timestamp of reads without `AS OF`",
         _as_of,
     ),
     _only(
         "penstock.refresh_policy",
         ("auto", "incremental", "incremental strict", "full"),
-        "policy of views that are created without one",
+        "refresh policy of views that are created without one",
     ),
-    _shown(WRITTEN_AT, "", "time of the session's last write, at which it can be read"),
-    _shown("server_version", SERVER_VERSION, "the version of PostgreSQL's protocol", reported=True),
-    _shown("server_version_num", "150000", "the same as a number"),
-    _shown("server_encoding", "UTF8", "how texts are stored", reported=True),
-    _shown("integer_datetimes", "on", "times are whole microseconds", reported=True),
-    _shown("in_hot_standby", "off", "the service can be written", reported=True),
-    _shown("is_superuser", "off", "rights are not told by it: see `SHOW GRANTS`", reported=True),
-    _shown("max_identifier_length", "255", "bytes of a name"),
+    _shown(WRITTEN_AT, "", "timestamp of the session's last write; reads at it see the write"),
+    _shown("server_version", SERVER_VERSION, "version of PostgreSQL's protocol", reported=True),
+    _shown("server_version_num", "150000", "the version as a number"),
+    _shown("server_encoding", "UTF8", "encoding of stored text", reported=True),
+    _shown("integer_datetimes", "on", "times are integers of microseconds", reported=True),
+    _shown("in_hot_standby", "off", "the service accepts writes", reported=True),
+    _shown("is_superuser", "off", "always `off`; for rights see `SHOW GRANTS`", reported=True),
+    _shown("max_identifier_length", "255", "maximum length of a name in bytes"),
 )
 BY_NAME: Final = {each.name.lower(): each for each in SETTINGS}
-"""The settings by their names in lower case."""
+"""The settings by lower-case name."""
 
 
 def setting_named(name: str) -> SessionSetting | None:
-    """Return the setting of a name; None for one of the session's own.
+    """Return the setting with this name; None for a session's own name, which contains a dot.
 
     Raises:
         UnknownSetting: No setting has this name.
-        UnsupportedSetting: It is one of Spark's.
+        UnsupportedSetting: It is a setting of Spark.
     """
     found = BY_NAME.get(name.lower())
     if found is not None:
         return found
     if name.lower().startswith("spark."):
         raise UnsupportedSetting(
-            f'parameter "{name}" is a setting of Spark, which a session of SQL has none of: give '
-            "it to a view by TBLPROPERTIES, or set it in a session of Spark Connect"
+            f'parameter "{name}" is a Spark setting, which SQL sessions do not support: set it for '
+            "a view with TBLPROPERTIES, or in a Spark Connect session"
         )
     if "." not in name or name.lower().startswith("penstock."):
         raise unknown_setting(name)
@@ -453,26 +458,25 @@ def setting_named(name: str) -> SessionSetting | None:
 
 
 def unknown_setting(name: str) -> UnknownSetting:
-    """Return the error for a name that no setting has."""
+    """Return the error for an unknown setting, with the nearest known name."""
     hint = nearest_hint(name, [each.name for each in SETTINGS])
     return UnknownSetting(f'unrecognized configuration parameter "{name[:64]}"{hint}')
 
 
 def fixed_setting(setting: SessionSetting) -> InvalidUsage:
-    """Return the error for a setting that no session changes."""
+    """Return the error for an attempt to change a read-only setting."""
     return _FixedSetting(f'parameter "{setting.name}" cannot be changed')
 
 
 def parse_setting(setting: SessionSetting, text: str, present: str) -> str:
-    """Return a text as the value of a setting, which has the value `present`. Raises
-    `InvalidUsage`."""
+    """Parse a new value of a setting, whose current value is `present`. Raises `InvalidUsage`."""
     if setting.parse is None:
         raise fixed_setting(setting)
     return setting.parse(text, present)
 
 
 def settings_table() -> str:
-    """Return the settings as a table of the documentation."""
+    """Return the settings as a Markdown table for the documentation."""
     lines = ["| setting | values | what it does |", "|---|---|---|"]
     for each in sorted(SETTINGS, key=lambda each: each.name.lower()):
         default = f" ({each.default})" if each.default and each.parse is not None else ""

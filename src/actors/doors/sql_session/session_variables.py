@@ -1,7 +1,7 @@
-"""The values that one session has given its settings, and how transactions take them back.
+"""The values of one session's settings, and how transactions restore them.
 
-As in PostgreSQL, what a transaction sets is gone when it is rolled back, and what it sets by SET
-LOCAL when it ends. RESET goes back to what the client asked for as it connected.
+As in PostgreSQL, a rollback undoes what the transaction set, and the end of a transaction undoes
+what it set with SET LOCAL. RESET restores the values that the client requested when it connected.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from actors.runtime.errors import InvalidUsage
 from actors.runtime.progress import Time
 
 VARIABLES_MAX: Final = 256
-"""Number of settings that one session may have."""
+"""Maximum number of settings that one session may have, including its own."""
 _VALUE_CHARACTERS_MAX: Final = 65_536
 _REPORTED: Final = tuple(each.name for each in SETTINGS if each.reported)
 
 
 class SettingsState(NamedTuple):
-    """The settings and roles of a session at one moment, to go back to."""
+    """The settings and roles of a session at one moment, for `SessionVariables.restore`."""
 
     values: Mapping[str, str]
     kept_values: Mapping[str, str]
@@ -51,20 +51,21 @@ class SettingsState(NamedTuple):
 
 
 class SessionVariables:
-    """The settings of one session, by name in any case."""
+    """The settings of one session. Names are case-insensitive."""
 
     def __init__(self, user: str, session: OpenSession | None = None) -> None:
-        """Begin with the defaults. `session` has the roles of `user`; None: it cannot become
-        another role."""
+        """Start with the defaults. `session` holds the roles; None: they cannot change."""
         self._user = user
         self._session = session
-        # Replaced, and never changed: a state is remembered by the mapping itself.
+        # The mappings are replaced and never mutated, so a `SettingsState` can share them.
         self._values: Mapping[str, str] = {each.name.lower(): each.default for each in SETTINGS}
+        """The current values by lower-case name."""
         self._kept: Mapping[str, str] = self._values
-        """Values that COMMIT leaves."""
+        """The values that remain after COMMIT: those without SET LOCAL."""
         self._start: Mapping[str, str] = self._values
-        """Values that RESET goes back to."""
+        """The values that RESET restores; set by `mark_start`."""
         self._kept_roles = self._roles()
+        """The roles that remain after COMMIT; None without `session`."""
 
     @property
     def current_user(self) -> str:
@@ -97,7 +98,7 @@ class SessionVariables:
         )
 
     def reported(self) -> dict[str, str]:
-        """Return the settings that a client is told, and hears of whenever they change."""
+        """Return the settings that clients get at the start and after each change."""
         return {name: self._value_of(name.lower()) or "" for name in _REPORTED}
 
     def _value_of(self, key: str) -> str | None:
@@ -114,11 +115,11 @@ class SessionVariables:
         )
 
     def set(self, name: str, value: str, *, local: bool = False) -> None:
-        """Set a setting; `local`: until the open transaction ends.
+        """Set a setting; with `local`, only until the open transaction ends.
 
         Raises:
-            InvalidUsage: There is no such setting, it cannot be changed, or not to this value; or
-                the session has too many.
+            InvalidUsage: The setting does not exist, is read-only, or does not accept the value; or
+                the session has too many settings.
         """
         setting, key = setting_named(name), name.lower()
         if key in ROLE_VARIABLES:
@@ -127,15 +128,16 @@ class SessionVariables:
         if setting is not None:
             value = parse_setting(setting, value, self._values[key])
         if key not in self._values and len(self._values) >= VARIABLES_MAX:
-            raise InvalidUsage(f"a session has at most {VARIABLES_MAX} parameters")
+            raise InvalidUsage(f"too many parameters in this session (limit {VARIABLES_MAX})")
         if len(value) > _VALUE_CHARACTERS_MAX:
             raise InvalidUsage(
-                f'value for parameter "{name}" has more than {_VALUE_CHARACTERS_MAX} characters'
+                f'value for parameter "{name}" is too long (limit {_VALUE_CHARACTERS_MAX} '
+                f"characters)"
             )
         self._put({key: value}, local=local)
 
     def reset(self, name: str, *, local: bool = False) -> None:
-        """Give a setting the value that it had when the session began; as `set`."""
+        """Reset a setting to its value at the start of the session. Raises as `set` does."""
         setting, key = setting_named(name), name.lower()
         if key in ROLE_VARIABLES:
             self._set_role(key, None, local=local)
@@ -145,7 +147,7 @@ class SessionVariables:
             self._put({key: self._start.get(key, "")}, local=local)
 
     def reset_all(self) -> None:
-        """Reset all settings but those of the roles and of the open transaction."""
+        """Reset all settings except the roles and those of the open transaction."""
         for key in self._values:
             setting = BY_NAME.get(key)
             own = setting is None or not (setting.of_transaction or setting.parse is None)
@@ -153,12 +155,11 @@ class SessionVariables:
                 self.reset(key)
 
     def mark_start(self) -> None:
-        """Let RESET go back to the values that there are now."""
+        """Make the current values those that RESET restores."""
         self._start = self._values
 
     def note_write(self, time: Time) -> None:
-        """Keep the time of the session's last write, at which it can be read: ``SHOW
-        penstock.written_at``."""
+        """Set ``penstock.written_at`` to the timestamp of the session's last write."""
         self._put({WRITTEN_AT: str(time)}, local=False)
 
     def _put(self, change: dict[str, str], *, local: bool) -> None:
@@ -167,15 +168,14 @@ class SessionVariables:
             self._kept = {**self._kept, **change}
 
     def _set_role(self, key: str, value: str | None, *, local: bool) -> None:
-        """Change a role of the session; None: to its own. Raises as `session_role.set_role`
-        does."""
+        """Change a role of the session; None resets it. Raises as `session_role.set_role` does."""
         session = self._session
         if session is None:
-            # DISCARD ALL and drivers reset what was never set.
+            # DISCARD ALL and drivers reset roles that were never set.
             if value is None:
                 return
             raise UnsupportedSetting(
-                f'parameter "{key}" is not supported here: PostgreSQL\'s clients alone may set it'
+                f'parameter "{key}" is supported only over PostgreSQL\'s protocol'
             )
         if key == AUTHORIZATION:
             set_session_authorization(session, value)
@@ -187,12 +187,12 @@ class SessionVariables:
     # -- transactions ------------------------------------------------------------------------------
 
     def state(self) -> SettingsState:
-        """Return what `restore` goes back to."""
+        """Return the current state, for `restore`."""
         return SettingsState(self._values, self._kept, self._roles(), self._kept_roles)
 
     def restore(self, state: SettingsState) -> None:
-        """Undo whatever was set since."""
-        # As in PostgreSQL, a name that was known once stays so, with an empty value.
+        """Restore an earlier state."""
+        # As in PostgreSQL, names that were set since then stay known, with an empty value.
         empty = dict.fromkeys(self._values, "")
         self._values = {**empty, **state.values}
         self._kept = {**empty, **state.kept_values}
@@ -200,7 +200,7 @@ class SessionVariables:
         self._kept_roles = state.kept_roles
 
     def keep(self) -> None:
-        """Undo what was set for the transaction alone: it is committed."""
+        """Undo SET LOCAL after a commit."""
         self.restore(SettingsState(self._kept, self._kept, self._kept_roles, self._kept_roles))
 
     def _roles(self) -> RoleChoice | None:

@@ -1,4 +1,4 @@
-"""SHOW CREATE: the statements from which objects like those that there are would be made."""
+"""Executes SHOW CREATE, which returns the statement that would create an existing object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from actors.runtime.errors import AccessDenied, InvalidUsage, UnknownObject
 
 
 async def show_create(context: SessionContext, statement: ShowCreateStatement) -> StatementResult:
-    """Return the statement that creates an object like this."""
+    """Return the CREATE statement of the named object."""
     if statement.kind in ("source", "sink"):
         text = await _connector_text(context, statement.kind, object_name(statement.name))
     else:
@@ -28,13 +28,16 @@ async def show_create(context: SessionContext, statement: ShowCreateStatement) -
 
 
 async def _connector_text(context: SessionContext, kind: str, name: str) -> str:
-    """Return the statement that creates a source or a sink like this, in the session's dialect."""
+    """Return the CREATE statement of a source or a sink, in the session's dialect.
+
+    Raises `UnknownObject`, and `AccessDenied` if the options are hidden from the session's role.
+    """
     listed = await (context.client.sources() if kind == "source" else context.client.sinks())
     found = next((each for each in listed if fold(each.name) == fold(name)), None)
     if found is None:
-        raise UnknownObject(f"there is no {kind} named {name!r}")
+        raise UnknownObject(f"{kind} {name!r} does not exist")
     if not found.options:
-        raise AccessDenied(f"the options of {kind} {found.name} are shown to its owner alone")
+        raise AccessDenied(f"only the owner of {kind} {found.name} may see its options")
     is_spark = context.dialect is SqlDialect.SPARK
     own: Callable[[str], str] = quote_name if is_spark else quoting.quote_name
     literal: Callable[[str], str] = quote_text if is_spark else quoting.quote_text
@@ -55,13 +58,13 @@ async def _connector_text(context: SessionContext, kind: str, name: str) -> str:
     if tables:
         text += " FOR TABLES (\n" + ",\n".join(tables) + "\n)"
     if found.retain_history_ms is not None:
-        text += f"\n-- retain_history_ms = {found.retain_history_ms}: give it from Python"
+        text += f"\n-- retain_history_ms = {found.retain_history_ms} can only be set from Python"
     return text
 
 
 async def creation_text(context: SessionContext, found: ObjectStatus) -> str:
-    """Return the statement that creates an object like this. Raises `InvalidUsage` for a kind that
-    no statement creates alone."""
+    """Return the CREATE statement of an object. Raises `InvalidUsage` for a table of a source,
+    which has no CREATE statement of its own."""
     name = quote_name(found.name)
     if found.kind == PLAIN_VIEW:
         return f"CREATE VIEW {name} AS\n{found.sql}"
@@ -98,7 +101,7 @@ def _shown_comment(comment: str | None) -> str:
 
 
 def _shown_properties(found: ObjectStatus) -> str:
-    """Return the clauses that say what an object has beside its columns or its query."""
+    """Return the COMMENT and TBLPROPERTIES clauses of an object."""
     properties = dict(sorted(found.spark_conf.items()))
     if found.retain_history_ms is not None:
         properties["retain_history_ms"] = str(found.retain_history_ms)

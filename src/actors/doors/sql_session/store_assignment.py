@@ -1,9 +1,9 @@
-"""Rows of a query made fit for the columns that they are inserted into, as Spark assigns them.
+"""Converts the rows of a query to the types of the columns that they are inserted into.
 
-Types that hold every value are left to the service. A decimal is rounded to its column's scale
-here. What Spark casts in another way than Arrow does (doubles to decimals, numbers to texts, dates
-to timestamps) is cast by Spark, in a second run of the query. Source of the rules: Spark's ANSI
-store assignment (`Cast.canANSIStoreAssign`).
+The rules are those of Spark's ANSI store assignment (`Cast.canANSIStoreAssign`). Lossless casts are
+left to the service. Decimals are rounded to the column's scale here. Casts in which Spark and Arrow
+differ (doubles to decimals, numbers to strings, dates to timestamps) are done by Spark, in a second
+run of the query.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CAST_BY_SPARK: Final = frozenset(
 
 
 def needs_cast(rows: pa.Schema, columns: Sequence[TableColumn]) -> bool:
-    """Return whether Spark has to cast rows of these types for the columns.
+    """Return whether Spark has to cast rows of these types to those of the columns.
 
     >>> needs_cast(pa.schema([("a", pa.float64())]), [TableColumn("a", "decimal(9,2)")])
     True
@@ -48,7 +48,7 @@ def needs_cast(rows: pa.Schema, columns: Sequence[TableColumn]) -> bool:
     for given, column in zip(rows.types, columns, strict=True):
         inner, wanted = _elements(given, arrow_type(column.type))
         if inner is not given:
-            # Only values of columns are fitted here.
+            # `fitted_numbers` does not convert elements of arrays.
             if inner != wanted:
                 return True
         elif (_kind(inner), _kind(wanted)) in _CAST_BY_SPARK:
@@ -57,28 +57,30 @@ def needs_cast(rows: pa.Schema, columns: Sequence[TableColumn]) -> bool:
 
 
 def _elements(given: pa.DataType, wanted: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
-    """Return the types of the elements, if both are arrays, else the types themselves."""
+    """Return the types of the innermost elements if both are arrays, else the types themselves."""
     while pa.types.is_list(given) and pa.types.is_list(wanted):
         given, wanted = given.value_type, wanted.value_type
     return given, wanted
 
 
 def check_assignable(table: str, rows: pa.Schema, columns: Sequence[TableColumn]) -> None:
-    """Raise `TypeMismatch` for values of a kind that Spark does not assign to their column: a text
-    to a number, a boolean to a date. Everything but nested values is assigned to texts.
+    """Raise `TypeMismatch` if Spark would not assign values of these types to the columns.
+
+    For example, a string is not assigned to a number, nor a Boolean to a date. All types but nested
+    ones are assigned to strings.
 
     >>> check_assignable("t", pa.schema([("a", pa.int32())]), [TableColumn("a", "string")])
     >>> check_assignable("t", pa.schema([("a", pa.string())]), [TableColumn("a", "int")])
     Traceback (most recent call last):
         ...
-    actors.runtime.errors.TypeMismatch: table t, column a: string is not assigned to int: cast it
+    actors.runtime.errors.TypeMismatch: table t, column a: cannot assign string to int: cast it
     """
     for given, column in zip(rows.types, columns, strict=True):
         kind, wanted = map(_kind, _elements(given, arrow_type(column.type)))
-        known = kind and wanted  # what structs and maps hold is compared where they are stored
+        known = kind and wanted  # the fields of structs and maps are checked when they are stored
         if known and kind != wanted and wanted != "string" and not _are_alike(kind, wanted):
             raise TypeMismatch(
-                f"table {table}, column {column.name}: {_shown(kind, given)} is not assigned to "
+                f"table {table}, column {column.name}: cannot assign {_shown(kind, given)} to "
                 f"{column.type}: cast it"
             )
 
@@ -92,43 +94,43 @@ def _shown(kind: str, given: pa.DataType) -> str:
 
 
 def fails_by_cast(conf: Mapping[str, str]) -> bool:
-    """Return whether CAST fails for what does not fit, under these settings of Spark."""
+    """Return whether, under these Spark settings, CAST fails for a value that does not fit."""
     return conf.get(ANSI, "true").lower() == "true"
 
 
 def assigned_cast(value: MappedSql, column: TableColumn, conf: Mapping[str, str]) -> MappedSql:
-    """Return a value cast to the type of its column, which fails for one that does not fit.
+    """Return a cast of a value to the type of its column, which fails if the value does not fit.
 
     Args:
         value: An expression.
-        column: The column that it is for.
-        conf: Settings of Spark under which the query is run.
+        column: The column that the value is for.
+        conf: The Spark settings under which the query runs.
 
     Raises:
-        InvalidUsage: CAST does not fail under these settings, and what this column or value is
-            cannot be checked in its place.
+        InvalidUsage: Under these settings CAST does not fail, and for this column or value there is
+            no other check.
 
     >>> assigned_cast(concat_sql("a + 1"), TableColumn("a", "int"), {}).text
     'CAST(a + 1 AS int)'
     """
     type_ = column.type
-    # Every value has a text.
+    # A cast to string always succeeds.
     if fails_by_cast(conf) or type_ == "string":
         return concat_sql("CAST(", _closed(value, f" AS {type_})"))
-    # Without ANSI mode CAST makes NULL or another number of what does not fit. An assignment never
-    # does: `spark.sql.storeAssignmentPolicy` is another setting.
+    # Without ANSI mode, CAST turns a value that does not fit into NULL or another number. An
+    # assignment must still fail: `spark.sql.storeAssignmentPolicy` is a separate setting.
     what = f"of type {type_}" if pa.types.is_nested(arrow_type(type_)) else ""
     if value.span is not None and any(each.word == "SELECT" for each in value.span.tokens):
-        what = "with a subquery"  # Spark has none within `transform`
+        what = "with a subquery"  # Spark does not support one within `transform`
     if what:
         raise InvalidUsage(
-            f"column {column.name}: a value {what} cannot be checked while the session has set "
-            f"{ANSI} to false: reset it"
+            f"column {column.name}: cannot check a value {what} while {ANSI} is false: reset the "
+            f"setting"
         )
     cast = f"try_cast(assigned AS {type_})"
     text = quote_text(f" that does not fit column {column.name} of type {type_}")
     error = f"raise_error(concat('a value of type ', typeof(assigned), {text}))"
-    # The value is computed once: it may be another one the next time.
+    # Compute the value only once: a nondeterministic one would differ the second time.
     checked = (
         f"), assigned -> CASE WHEN assigned IS NULL OR {cast} IS NOT NULL THEN {cast} "
         f"ELSE {error} END), 1)"
@@ -137,7 +139,8 @@ def assigned_cast(value: MappedSql, column: TableColumn, conf: Mapping[str, str]
 
 
 def _closed(value: MappedSql, text: str) -> MappedSql:
-    """Return an expression with a text behind it, where Spark tells of one that ends too early."""
+    """Append generated text to an expression; it maps to the end of the expression if there is
+    one."""
     return concat_sql(value, text) if value.span is None else value.before(text)
 
 
@@ -148,8 +151,9 @@ def cast_query(
     *,
     exact: bool = False,
 ) -> MappedSql:
-    """Return the query with each column cast to the type of the one that it is for, as by
-    `assigned_cast`; `exact`: as by `exact_cast`, where it has a cast.
+    """Return the query with each of its columns cast to the type of its target column.
+
+    The casts are those of `assigned_cast`; with `exact`, those of `exact_cast` where it has one.
 
     >>> print(cast_query(concat_sql("select 1.5e0"), [TableColumn("a", "decimal(9,2)")], {}).text)
     SELECT CAST(c0 AS decimal(9,2)) AS c0 FROM (
@@ -164,25 +168,28 @@ def cast_query(
             for name, column in zip(names, columns, strict=True)
         ),
     )
-    # On lines of their own: the query may end with a comment.
+    # On separate lines, because the query may end with a comment.
     return concat_sql("SELECT ", casts, " FROM (\n", query, f"\n) AS q ({', '.join(names)})")
 
 
 def cast_column(
     name: str, column: TableColumn, conf: Mapping[str, str], *, exact: bool
 ) -> MappedSql:
-    """Return a column of a query cast to the type of the one that it is for. See `cast_query`."""
+    """Return a query's column cast to the type of its target column, as `cast_query` does."""
     digits = exact_cast(name, column.type) if exact else ""
     return concat_sql(digits) if digits else assigned_cast(concat_sql(name), column, conf)
 
 
 def exact_cast(text: str, kind: str) -> str:
-    """Return the cast of an expression of Spark's to a decimal, or an array of them, in which NaN,
-    an infinity, and for `UNBOUNDED_NUMERIC` a number that would be rounded are errors; "" for
-    another type."""
+    """Return a cast of a Spark expression to a decimal, or an array of decimals, without silent
+    loss; "" for other types.
+
+    NaN and infinities are errors and, for `UNBOUNDED_NUMERIC`, so are numbers that would be
+    rounded.
+    """
     digits = number_text(text, kind)
     cast = number_of_text(digits, kind) if digits else ""
-    # Spark makes NULL of what a decimal cannot hold.
+    # Only floating-point values need the exact cast: Spark turns NaN and infinities into NULL.
     if cast and UNBOUNDED_NUMERIC not in kind:
         floating = "'double', 'float', 'array<double>', 'array<float>'"
         return f"IF(typeof({text}) IN ({floating}), {cast}, CAST({text} AS {kind}))"
@@ -190,20 +197,24 @@ def exact_cast(text: str, kind: str) -> str:
 
 
 def number_text(text: str, kind: str) -> str:
-    """Return the expression of the digits of a number, or of those of an array, that is for a
-    column of decimals; "" for another type. It has no errors of its own."""
+    """Return a Spark expression for the digits of a number, or of an array of numbers, as strings.
+
+    Return "" if the target type `kind` is not a decimal or an array of decimals. The expression
+    itself never fails.
+    """
     if kind.startswith("array<decimal("):
-        # Spark computes no lambda in VALUES. Doubles inside count with all of their digits.
+        # Spark does not evaluate lambdas in VALUES, so doubles within an array keep all their
+        # digits.
         return f"CAST({text} AS array<string>)"
     if not kind.startswith("decimal("):
         return ""
     if kind != UNBOUNDED_NUMERIC:
         return f"CAST({text} AS STRING)"
     size = f"abs(CAST({text} AS DOUBLE))"
-    # As many digits as PostgreSQL takes of a double, and of a float.
+    # The number of digits that PostgreSQL uses when it casts a float or a double.
     form = f"IF(typeof({text}) = 'float', '%.5e', '%.14e')"
     digits = f"format_string({form}, CAST({text} AS DOUBLE))"
-    # The type is known before a row is read, so that no expression is computed twice.
+    # `typeof` is resolved during analysis, so at run time only one branch is computed.
     return (
         f"CASE WHEN typeof({text}) NOT IN ('double', 'float') THEN CAST({text} AS STRING)"
         f" WHEN {size} >= 1e-{_SCALE}D AND {size} < 0.5D"
@@ -215,10 +226,10 @@ def number_text(text: str, kind: str) -> str:
 
 
 def number_of_text(text: str, kind: str) -> str:
-    """Return the expression of the number, or the array of them, of such digits."""
+    """Return a Spark expression that casts the digits of `number_text` to their target type."""
     if kind.startswith("array<"):
         return f"transform({text}, x -> {number_of_text('x', kind[len('array<') : -1])})"
-    # Spark's error shows the text that is no number.
+    # Spark's error shows the text that it cannot cast, so put the message into the text.
     inexact, problem = "NaN|Inf", f"{UNFIT}{kind}"
     if kind == UNBOUNDED_NUMERIC:
         inexact, problem = f"[.][0-9]{{{_SCALE}}}0*[1-9]|[eE]-|{inexact}", INEXACT
@@ -234,19 +245,21 @@ def _is_exact(kind: pa.DataType) -> bool:
 def fitted_numbers(
     table: str, rows: pa.Table, columns: Sequence[TableColumn], *, exact: bool = False
 ) -> pa.Table:
-    """Return the rows with integers and decimals in the columns' types, rounded half up to their
-    scales. Raises `ValueOutOfRange` for one that does not fit, and, if `exact`, for one that
-    `UNBOUNDED_NUMERIC` would round."""
+    """Cast integers and decimals to the columns' types, rounding half away from zero.
+
+    Raises `ValueOutOfRange` for a number that does not fit and, with `exact`, for one that
+    `UNBOUNDED_NUMERIC` would round.
+    """
     for place, column in enumerate(columns):
         wanted, values = arrow_type(column.type), rows.column(place)
         given, numbers = values.type, values
         if given == wanted or not (_is_exact(wanted) and _is_exact(given)):
             continue
         if pa.types.is_integer(given) and pa.types.is_decimal(wanted):
-            # Arrow casts an integer only to a decimal that could hold every one of its type.
+            # Arrow casts an integer only to a decimal that can hold all integers of its type.
             values = values.cast(pa.int64()).cast(pa.decimal128(19, 0))
         elif pa.types.is_decimal(given) and wanted.scale < given.scale:
-            # 9.995 has one digit more when it is rounded.
+            # Rounding may add a digit: 9.995 becomes 10.00.
             values = values.cast(pa.decimal256(given.precision + 1, given.scale))
             values = pc.round(values, wanted.scale, round_mode="half_towards_infinity")
         try:

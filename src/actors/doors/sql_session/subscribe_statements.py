@@ -1,13 +1,13 @@
-"""SUBSCRIBE: the changes of an object, of some columns and rows of one, or of any query's result.
+"""Executes SUBSCRIBE, which follows the changes of an object or of any query's result.
 
-Theory of operation. A query that is a plain read of one object (`parse_plain_read`, without an
-order or a limit) follows that object, and its changes are filtered and projected here as they come.
-Rows of one time that cancel then, as an update of a column that is not shown makes them, are left
-out. A change that comes in pieces is summed up piece by piece, so that memory holds one.
+A query that is a plain read of one object (`parse_plain_read`, without ORDER BY or LIMIT) follows
+that object; its changes are filtered and projected here. Afterwards, changes at the same timestamp
+may cancel out, for example after an update of a column that is not selected: these are dropped. A
+batch that arrives in pieces is consolidated piece by piece, so only one piece is in memory.
 
-For every other query a maintained view is created under a name that no user can give
-(`is_subscribed_view`). It is followed like any view, and dropped when the rows' generator is
-closed. If this process does not get there, the service drops it with the connection, or at its next
+Every other query gets a maintained view, under a name that users cannot choose
+(`is_subscribed_view`). The view is followed like any other, and dropped when the rows' generator is
+closed. If this process cannot drop it, the service does, when the connection ends or at its next
 start.
 """
 
@@ -39,25 +39,29 @@ from actors.runtime.errors import InvalidUsage, PenstockError, from_wire
 from actors.runtime.progress import Time
 
 PROGRESSED: Final = "__progressed"
-"""Column of a subscribe: true for a row that says only that all earlier times are complete."""
+"""Column of a subscribe with progress: true for a row that only says that all earlier times are
+complete."""
 _RESERVED: Final = "__"
-"""Prefix of the columns that a subscribe puts before those of the rows."""
+"""Prefix of the columns that a subscribe adds before those of the rows."""
 
 
 class FollowedObject(msgspec.Struct, frozen=True):
-    """An object whose changes are followed, and what is made of them. The columns `project` come
-    under the names of `shown`."""
+    """An object whose changes are followed, with the projection and filter to apply to them.
+
+    The object's columns `project` are returned under the names and types of `shown`. Only rows that
+    pass `tests` are returned.
+    """
 
     name: str
     project: tuple[str, ...]
     shown: pa.Schema
     tests: tuple[PreparedComparison, ...] = ()
     whole: bool = True
-    """True if all columns are shown, so that no two rows become equal."""
+    """True if all columns are returned, so that different rows stay different."""
 
     @classmethod
     def of(cls, read: PlainRead, schema: TableSchema) -> FollowedObject:
-        """Return the object of a plain read. Raises `InvalidUsage`."""
+        """Return the object that a plain read follows. Raises `InvalidUsage`."""
         kinds = schema.arrow()
         fields = [
             pa.field(name, kinds.field(column).type)
@@ -68,11 +72,11 @@ class FollowedObject(msgspec.Struct, frozen=True):
         return cls(read.name, read.project, pa.schema(fields), tests, whole)
 
     def shaped(self, changes: pa.Table, shape: pa.Schema) -> pa.Table:
-        """Return the changes of the object as rows of a subscribe."""
+        """Convert changes of the object to rows of the subscribe."""
         kept = passing_rows(self.tests, changes)
         names = [*self.shown.names, TIME, DIFF]
         rows = kept.select([*self.project, TIME, DIFF]).rename_columns(names)
-        # With all columns two rows are equal here just when they are in the object.
+        # Dropping columns can make rows equal, so insertions and deletions may cancel out.
         if not self.whole:
             rows = consolidate(rows)
         columns = [
@@ -87,14 +91,14 @@ class FollowedObject(msgspec.Struct, frozen=True):
 async def subscribe(
     context: SessionContext, statement: SubscribeStatement, parameters: Sequence[SqlParameter]
 ) -> StatementResult:
-    """Begin to follow changes: rows with their time and weight before them.
+    """Start to follow changes. Each row is preceded by its time and its diff.
 
-    With progress a row says from time to time that all changes before its time were told. Close
-    the result's generator, which drops the view of a query that needed one.
+    With progress, additional rows say that all changes before their time were returned. Close the
+    result's generator to drop the view of a query that needed one.
 
     Raises:
         InvalidUsage: The object has no changes to follow.
-        PenstockError: Whatever `Client.create_materialized_view` raises for the query.
+        PenstockError: As `Client.create_materialized_view` does for the query.
     """
     statement = await _query_of_plain_view(context, statement)
     as_of = None if statement.as_of is None else await context.time_of(statement.as_of, parameters)
@@ -115,7 +119,7 @@ async def subscribe(
     )
     shape = _shape(found.shown, progress=statement.progress)
     rows = _rows(context, found, changes, shape, view=view)
-    # The generator must have begun: closing one that has not would not drop its view.
+    # Start the generator: closing one that never ran would not drop its view.
     await anext(rows)
     return StatementResult("SUBSCRIBE", shape, rows, rights=rights)
 
@@ -123,7 +127,8 @@ async def subscribe(
 async def subscribe_shape(
     context: SessionContext, statement: SubscribeStatement, parameters: Sequence[SqlParameter]
 ) -> pa.Schema:
-    """Return the columns of a subscribe's rows; nothing is created. Raises as `subscribe`."""
+    """Return the columns of a subscribe's rows without creating anything. Raises as `subscribe`
+    does."""
     statement = await _query_of_plain_view(context, statement)
     found = await _plain_object(context, statement, parameters)
     if found is not None:
@@ -142,14 +147,14 @@ def _shape(shown: pa.Schema, *, progress: bool) -> pa.Schema:
 async def _query_of_plain_view(
     context: SessionContext, statement: SubscribeStatement
 ) -> SubscribeStatement:
-    """Return a subscribe of a plain view by its name as one of a query: it has no changes of its
-    own."""
+    """Rewrite a subscribe to a plain view, which stores no changes, as a subscribe to a query.
+    Return any other statement unchanged."""
     if statement.name is None:
         return statement
     entry = await context.catalog.find_present(statement.name)
     if entry.kind != PLAIN_VIEW:
         return statement
-    # Backticks are quotes in both dialects here.
+    # Backticks quote a name in either dialect here.
     query = generated_span(context.dialect, f"SELECT * FROM {quote_name(entry.name)}")
     return msgspec.structs.replace(statement, name=None, query=query)
 
@@ -157,19 +162,19 @@ async def _query_of_plain_view(
 async def _plain_object(
     context: SessionContext, statement: SubscribeStatement, parameters: Sequence[SqlParameter]
 ) -> FollowedObject | None:
-    """Return the object that is followed; None if the query needs a view of its own."""
+    """Return the object to follow; None if the query needs its own view."""
     if statement.name is not None:
         entry = await context.catalog.find(statement.name)
         if entry.schema is None:
-            raise InvalidUsage(f"{entry.name} is a {entry.kind}: it has no changes to follow")
+            raise InvalidUsage(f"cannot subscribe to {entry.name}, which is a {entry.kind}")
         columns = tuple(entry.schema.names)
         return FollowedObject.of(PlainRead(entry.name, columns, columns), entry.schema)
     schemas = await context.catalog.readable()
     read = context.choose_query(_query_text(context, statement, parameters).text, schemas).read
-    # An order says nothing of a stream, and a limit is kept only by who has all rows.
+    # ORDER BY and LIMIT need all rows, so they are left to a view.
     if read is None or read.finishing is not None:
         return None
-    # As in a view, which refuses such names in words of its own.
+    # A view refuses reserved names, with its own error.
     if any(name.startswith(_RESERVED) for name in read.names):
         return None
     return FollowedObject.of(read, schemas[read.name])
@@ -192,7 +197,7 @@ async def _query_view(
     name: str,
     as_of: Time | None,
 ) -> FollowedObject:
-    """Create the view of a subscribe's query, with contents from `as_of` on."""
+    """Create the internal view of a subscribe's query, readable from `as_of` on, and return it."""
     client = context.client
     text = _query_text(context, statement, parameters)
     try:
@@ -208,23 +213,23 @@ async def _query_view(
                 for_subscribe=True,
             )
             await client.submit(view)
-            # Its columns: the catalog has analysed the query, and is not asked to do so again.
+            # The catalog has analyzed the query, so read the columns from its status report.
         schemas = {each.name: each.schema for each in (await client.status()).objects}
         schema = schemas.get(name)
         if schema is None:
             raise InvalidUsage("an object that the query reads was dropped")
-    # Also a cancellation: the request is on its way, and will be carried out.
+    # Drop the view even after a cancellation: the request was sent and will be executed.
     except BaseException:
         await _drop_view(context, name)
         raise
-    # The view has the rows of the query, and is followed whole.
+    # The view's rows are those of the query, so all of its columns are returned.
     columns = tuple(schema.names)
     return FollowedObject.of(PlainRead(name, columns, columns), schema)
 
 
 async def _drop_view(context: SessionContext, name: str) -> None:
-    # Bounded: the drop may wait for other statements, and is carried out once it was sent. If it
-    # fails, the service drops the view with the connection.
+    # Do not wait long: the drop may queue behind other statements, but it is executed once it was
+    # sent. If it fails, the service drops the view when the connection ends.
     limit_s = context.settings.connect_timeout_ms / 1000
     with anyio.move_on_after(limit_s, shield=True), suppress(PenstockError):
         await context.client.drop(name)
@@ -241,8 +246,7 @@ async def _rows(
     *,
     view: str,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield one batch without rows, then those of the changes; drop the view (if any) at the
-    end."""
+    """Yield an empty batch, then the changes. At the end, drop the view `view` unless it is ""."""
     progress = PROGRESSED in shape.names
     try:
         async with aclosing(changes):
@@ -251,13 +255,13 @@ async def _rows(
                 if change.table is not None and change.table.num_rows:
                     for batch in found.shaped(change.table, shape).to_batches():
                         yield batch
-                # A part of an interval says nothing of the interval's end.
+                # A partial batch does not complete its interval.
                 if progress and not change.partial:
                     yield _progress(shape, change.upper)
     except PenstockError as error:
         if not view:
             raise
-        # The user knows no view.
+        # The user does not know of the internal view.
         text = str(error).replace(f"view {view}", "the query").replace(view, "the query")
         raise from_wire(type(error).__name__, text, error.determinate) from None
     finally:

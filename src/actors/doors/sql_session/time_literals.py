@@ -1,9 +1,9 @@
-"""Times in the text of a statement that name no zone: they are of the session's.
+"""Reads times without a zone in the text of a statement, as times in the session's zone.
 
-PostgreSQL reads a literal when the statement is parsed. Spark reads it when the query runs, takes
-the earlier of two times that the clocks show at the end of summer time (PostgreSQL the later), and
-knows one zone only. So a literal with a type is sent with its offset, and one whose type Spark
-alone finds is refused where the two would differ. Pure.
+PostgreSQL reads a literal when the statement is parsed. Spark reads it when the query runs, in a
+single zone. When clocks go back and a local time occurs twice, Spark takes the earlier instant and
+PostgreSQL the later. So a literal with a declared type is sent to Spark with its offset. A literal
+whose type only Spark infers is refused if the two would read it differently. Pure.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ class AmbiguousTime(InvalidUsage):
 
 
 class TimeLiterals(msgspec.Struct, frozen=True):
-    """Reads the times of one statement: `zone` is that of the session when the statement was
-    parsed, `present` that in which it is carried out. `for_others`: sessions in other zones will
-    read it. `as_spark`: the text is Spark's, in which of two times that
-    the clocks show the earlier is meant."""
+    """Reads the times of one statement.
+
+    `zone` is the session's zone when the statement was parsed, `present` the one in which it is
+    executed. `for_others`: sessions in other zones will read the text. `as_spark`: the text is in
+    Spark's dialect, in which a local time that occurs twice means the earlier instant.
+    """
 
     zone: str
     present: str
@@ -48,15 +50,15 @@ class TimeLiterals(msgspec.Struct, frozen=True):
 
     @property
     def is_utc(self) -> bool:
-        """Return whether both are UTC."""
+        """Return whether both zones are UTC."""
         return is_utc(self.zone) and is_utc(self.present)
 
     def instant(self, moment: dt.datetime) -> dt.datetime:
-        """Return a timestamp as a timestamptz, in the session's present zone."""
+        """Interpret a timestamp without a zone in the zone `present`."""
         return moment_in(self.present, moment, earlier=self.as_spark)
 
     def absolute(self, text: str) -> str | None:
-        """Return a text of type timestamptz with its offset; None for one that is no time.
+        """Return a text of type timestamptz with its UTC offset; None if it is not a valid time.
 
         >>> TimeLiterals("Europe/Rome", "UTC").absolute("2024-10-27 02:30")
         '2024-10-27 01:30:00+00:00'
@@ -64,48 +66,48 @@ class TimeLiterals(msgspec.Struct, frozen=True):
         try:
             found = parse_text_value(text, TIMESTAMPTZ, self.zone)
         except InvalidClientData:
-            return None  # Spark says so
+            return None  # Spark reports the error
         assert isinstance(found, dt.datetime)
-        # With an offset it means the same whatever zone Spark is in.
+        # With an offset, the text means the same in any zone of Spark.
         return found.isoformat(" ")
 
     def check_untyped(self, text: str) -> None:
-        """Raise `AmbiguousTime` for a text without a type that Spark would read as another time,
-        where it stands for one."""
+        """Raise `AmbiguousTime` for an untyped text that Spark, if it took it for a time, might
+        read as another time than PostgreSQL."""
         moment = local_moment(text)
         if moment is None:
             return
         if self.zone != self.present:
-            # Clients prepare a statement anew when they are told this.
+            # On this message of PostgreSQL, clients prepare the statement again.
             raise AmbiguousTime(
                 f"cached plan must not change result type: '{text}' was read in the time zone "
-                f"{self.zone}, which the session has left since: prepare the statement anew"
+                f"{self.zone}, but the session's zone has changed: prepare the statement again"
             )
         if self.for_others:
             raise AmbiguousTime(
-                f"a plain view is read in the time zone of each session, and '{text}' is a time of "
-                f"{self.zone}: write timestamptz '{text}', or date '…' for a day"
+                f"'{text}' is ambiguous in a plain view, which sessions in other time zones than "
+                f"{self.zone} may read: write timestamptz '{text}', or date '…' for a day"
             )
         if is_ambiguous(_second_of(moment), self.zone):
             raise AmbiguousTime(
-                f"'{text}' comes twice in the time zone {self.zone}: write its offset, or "
+                f"'{text}' occurs twice in the time zone {self.zone}: add its UTC offset, or write "
                 f"timestamptz '{text}'"
             )
 
 
 def moment_in(zone: str, moment: dt.datetime, *, earlier: bool = False) -> dt.datetime:
-    """Return a time without a zone as the instant at which the clocks of `zone` show it: the later
-    of two, or the earlier."""
+    """Convert a local time in `zone` to an instant: if it occurs twice, the later one, or with
+    `earlier` the earlier."""
     local = _second_of(moment)
     second = local_to_utc_second(local, zone)
-    # The offset that held the day before is the one of the earlier of the two.
+    # The earlier instant has the offset of the day before.
     if earlier and is_ambiguous(local, zone):
         second = local - int(utc_offsets(np.array([local - DAY_S], np.int64), zone)[0])
     return _EPOCH + dt.timedelta(seconds=second, microseconds=moment.microsecond)
 
 
 def local_in(zone: str, moment: dt.datetime) -> dt.datetime:
-    """Return what the clocks of `zone` show at an instant."""
+    """Convert an instant to local time in `zone`, without a tzinfo."""
     utc = moment.astimezone(dt.UTC).replace(tzinfo=None)
     offset = int(utc_offsets(np.array([_second_of(utc)], np.int64), zone)[0])
     return utc + dt.timedelta(seconds=offset)

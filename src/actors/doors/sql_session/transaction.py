@@ -1,9 +1,8 @@
-"""An open transaction: changes that wait for COMMIT, and the one time at which it reads.
+"""An open transaction: its uncommitted changes, and the timestamp at which it reads.
 
-Reads see the contents at that time and the transaction's own changes over them. COMMIT is one write
-of all tables at one time. A row that the transaction changes must still be there then, bit by bit:
-else another session changed it, and the commit fails (snapshot isolation, first committer wins).
-Pure.
+Reads see the contents at that timestamp with the transaction's changes overlaid. COMMIT writes all
+tables atomically. It fails if a row that the transaction changes no longer exists unchanged,
+because another session changed it first (snapshot isolation, first committer wins). Pure.
 """
 
 from __future__ import annotations
@@ -28,30 +27,31 @@ from actors.runtime.errors import DefinitionChanged, InvalidUsage, ValueTooLong
 from actors.runtime.progress import Time
 
 OVERLAY_ROWS_MAX: Final = 2_000
-"""Number of changed rows of a table with which a query in a transaction still reads it: they are
-literals in the query's text."""
+"""Maximum number of changed rows of a table that a transaction can still query, since they become
+literals in the query."""
 SAVEPOINTS_MAX: Final = 10_000
-"""Number of savepoints that one transaction may have."""
+"""Maximum number of savepoints in one transaction."""
 
 
 class PendingChange(msgspec.Struct, frozen=True):
-    """One statement's change of a table: whole rows that go, and rows that come."""
+    """One statement's change of a table: rows to delete, in full, and rows to insert."""
 
     delete: pa.Table | None
     insert: pa.Table | None
 
 
 class TableChanges(msgspec.Struct):
-    """All changes of one table, in order."""
+    """A transaction's changes of one table."""
 
     schema: TableSchema
     changes: list[PendingChange]
+    """In the order of the statements; a rollback to a savepoint removes the last ones."""
     defaults: str | None = None
-    """Digest of the defaults that they were made with; None: with none."""
+    """Digest of the column defaults that the changes used; None until one uses them."""
 
     def net(self) -> tuple[pa.Table, pa.Table]:
-        """Return the rows that go and those that come, after all changes: a row that came and went
-        is in neither."""
+        """Return the net rows to delete and to insert. A row that was inserted and deleted is in
+        neither."""
         shape = pa.schema([*self.schema.arrow(), pa.field(DIFF, pa.int64())])
         parts = [shape.empty_table()]
         for change in self.changes:
@@ -64,17 +64,17 @@ class TableChanges(msgspec.Struct):
 
 
 def _repeated(summed: pa.Table, sign: int) -> pa.Table:
-    """Return the rows whose weight has this sign, each as often as its weight says."""
+    """Return the rows whose diff has this sign, each repeated by the absolute value of its diff."""
     weights = [sign * diff for diff in summed[DIFF].to_pylist()]
     numbers = [row for row, weight in enumerate(weights) for _ in range(max(0, weight))]
     return summed.drop_columns([DIFF]).take(pa.array(numbers, pa.int64()))
 
 
 def _overlay(name: str, schema: TableSchema, gone: pa.Table, come: pa.Table) -> str:
-    """Return a query of a table's rows without those that go and with those that come."""
+    """Return a query of a table without the rows `gone` and with the rows `come`."""
     rows = f"SELECT * FROM {quote_name(name)}"
     if gone.num_rows and schema.key:
-        # A key names one row. Subtracting whole rows would group all that the table has.
+        # A key identifies one row. Subtracting full rows would group the entire table.
         columns = tuple(column for column in schema.columns if column.name in schema.key)
         keys = values_query(gone.select([c.name for c in columns]), TableSchema(columns))
         same = " AND ".join(
@@ -93,20 +93,24 @@ class OpenTransaction:
     """A transaction between BEGIN and COMMIT."""
 
     def __init__(self, state: SettingsState) -> None:
-        """Begin a transaction of a session with these settings."""
+        """Start a transaction of a session with these settings."""
         self.first_state = state
-        """The session's settings when it began: ROLLBACK goes back to them."""
+        """The session's settings at the start, which ROLLBACK restores."""
         self.time: Time | None = None
-        """Time at which it reads; None until it reads."""
+        """The timestamp at which the transaction reads; None until its first read, and before each
+        statement under READ COMMITTED."""
         self.queried = False
-        """True once a statement has read or written."""
+        """True once a statement has read or written: the transaction's modes are then fixed."""
         self._tables: dict[str, TableChanges] = {}
+        """The changed tables by name."""
         self._savepoints: list[tuple[str, dict[str, int], SettingsState]] = []
+        """Name, number of changes per table, and settings of each savepoint, in order."""
         self._bytes = 0
+        """Total size of all changes that were ever added."""
 
     @property
     def tables(self) -> Mapping[str, TableChanges]:
-        """Return the changed tables."""
+        """Return the changed tables, by name."""
         return self._tables
 
     def add(
@@ -117,20 +121,23 @@ class OpenTransaction:
         bytes_max: int,
         defaults: str | None = None,
     ) -> None:
-        """Note a change, which was made with the defaults of this digest (None: with none). Raises
-        `InvalidUsage` if the transaction is too large, and `DefinitionChanged` if an earlier
-        statement was made with others."""
+        """Add a change.
+
+        `defaults`: digest of the column defaults that the change used; None if it used none. Raises
+        `InvalidUsage` if the changes exceed `bytes_max`, and `DefinitionChanged` if an earlier
+        change of the table used other defaults.
+        """
         self.queried = True
         size = sum(rows.nbytes for rows in (change.delete, change.insert) if rows is not None)
         if self._bytes + size > bytes_max:
             raise InvalidUsage(
-                f"the transaction's changes have more than {bytes_max} bytes "
-                "(sql_rows_bytes_max): commit more often, or use COPY"
+                f"the transaction's changes exceed {bytes_max} bytes (sql_rows_bytes_max): commit "
+                "more often, or use COPY"
             )
         changes = self._tables.setdefault(table, TableChanges(schema, []))
         if None not in (defaults, changes.defaults) and defaults != changes.defaults:
             raise DefinitionChanged(
-                f"the defaults of table {table} have changed since this transaction wrote it first"
+                f"the defaults of table {table} changed after this transaction first wrote to it"
             )
         self._bytes += size
         changes.defaults = changes.defaults if defaults is None else defaults
@@ -138,11 +145,11 @@ class OpenTransaction:
 
     @property
     def has_savepoints(self) -> bool:
-        """Return whether there is a savepoint to go back to."""
+        """Return whether the transaction has a savepoint."""
         return bool(self._savepoints)
 
     def keys_of(self, table: str) -> tuple[set[tuple[Any, ...]], set[tuple[Any, ...]]]:
-        """Return the keys of a table's rows that go, and of those that come."""
+        """Return the keys of a table's deleted rows and those of its inserted rows."""
         changes = self._tables.get(table)
         if changes is None:
             return set(), set()
@@ -150,7 +157,7 @@ class OpenTransaction:
         return set(keys_in(gone, changes.schema)), set(keys_in(come, changes.schema))
 
     def write(self) -> dict[str, TableWrite]:
-        """Return the changes as one write."""
+        """Return the net changes of all tables as one write."""
         made = {}
         for table, changes in self._tables.items():
             gone, come = changes.net()
@@ -164,10 +171,10 @@ class OpenTransaction:
         return made
 
     def overlaid(self, text: str) -> str:
-        """Return a query in Spark's dialect that reads the transaction's own changes, too.
+        """Rewrite a query in Spark's dialect so that it sees the transaction's changes.
 
         Raises:
-            InvalidUsage: More rows of a table than `OVERLAY_ROWS_MAX` are changed.
+            InvalidUsage: A table in the query has more than `OVERLAY_ROWS_MAX` changed rows.
         """
         schemas = {name: changes.schema for name, changes in self._tables.items()}
         defined = []
@@ -175,8 +182,8 @@ class OpenTransaction:
             gone, come = self._tables[name].net()
             if gone.num_rows + come.num_rows > OVERLAY_ROWS_MAX:
                 raise InvalidUsage(
-                    f"this transaction has changed more than {OVERLAY_ROWS_MAX} rows of {name}, "
-                    "which it cannot read before COMMIT"
+                    f"cannot query {name} before COMMIT: this transaction has changed more than "
+                    f"{OVERLAY_ROWS_MAX} of its rows"
                 )
             if gone.num_rows or come.num_rows:
                 defined.append(
@@ -187,19 +194,19 @@ class OpenTransaction:
     # -- savepoints --------------------------------------------------------------------------------
 
     def save(self, name: str, state: SettingsState) -> None:
-        """Remember the changes, and the session's settings, under a name. Raises `InvalidUsage` for
-        too many savepoints."""
+        """Set a savepoint, with the session's settings. Raises `InvalidUsage` if there are too
+        many."""
         if len(self._savepoints) >= SAVEPOINTS_MAX:
-            raise InvalidUsage(f"a transaction has at most {SAVEPOINTS_MAX} savepoints")
+            raise InvalidUsage(f"too many savepoints in this transaction (limit {SAVEPOINTS_MAX})")
         counts = {table: len(changes.changes) for table, changes in self._tables.items()}
         self._savepoints.append((name, counts, state))
 
     def release(self, name: str) -> None:
-        """Forget a savepoint and the later ones. Raises `InvalidUsage` if there is none."""
+        """Discard a savepoint and all later ones. Raises `InvalidUsage` if it does not exist."""
         del self._savepoints[self._position(name) :]
 
     def roll_back_to(self, name: str) -> SettingsState:
-        """Undo all changes since a savepoint, which stays. Return the settings of then.
+        """Undo all changes since a savepoint, which stays. Return the settings at that point.
         Raises `InvalidUsage` if there is none."""
         position = self._position(name)
         _, counts, state = self._savepoints[position]
@@ -222,13 +229,12 @@ def keys_in(rows: pa.Table, schema: TableSchema) -> list[tuple[Any, ...]]:
 
 
 def count_rows(rows: pa.Table | None) -> int:
-    """Return the number of rows; 0 for none."""
+    """Return the number of rows; 0 for None."""
     return 0 if rows is None else rows.num_rows
 
 
 def filled(rows: pa.Table, schema: TableSchema, defaults: DefaultValues) -> pa.Table:
-    """Return rows with all columns of a table, those that are not given with their defaults, or
-    as NULL."""
+    """Add the missing columns of a table to rows, with their defaults or else NULL."""
     given = set(rows.column_names)
     columns = []
     for field in schema.arrow():
@@ -241,8 +247,11 @@ def filled(rows: pa.Table, schema: TableSchema, defaults: DefaultValues) -> pa.T
 
 
 def as_stored(table: str, rows: pa.Table, schema: TableSchema) -> pa.Table:
-    """Return rows of all columns of a table as it will hold them: CHAR(n) is filled up with blanks,
-    and blanks beyond n are cut off. Raises `TypeMismatch` for a text that is longer."""
+    """Return rows as the table will store them.
+
+    CHAR(n) is padded with spaces, and spaces beyond n are cut off. Raises `ValueTooLong` for a text
+    that is longer.
+    """
     try:
         return fit_texts_of(rows.select(schema.names).cast(schema.arrow()), schema)
     except TextTooLong as error:

@@ -1,8 +1,8 @@
-"""Texts that a statement casts to a type, read as PostgreSQL reads them.
+"""Parses strings that a statement casts to a type, as PostgreSQL does.
 
-Spark would take a text of bytes for its letters, a uuid or JSON for any text, and a date for what
-stands before the first blank. Such a text is parsed here, and written as Spark's literal of its
-value. Pure.
+Spark would cast them differently: a bytea would be the string's own bytes, a uuid or JSON any
+string, and a date only what precedes the first space. So such strings are parsed here, and written
+as Spark literals of their values. Pure.
 
 >>> typed_literal(r"\\xdead", WrittenType("binary", "bytea", False))
 "X'DEAD'"
@@ -35,21 +35,23 @@ from actors.model.plan.schema import inner_types, text_limit
 _OIDS: Final = {"bytea": BYTEA, "uuid": UUID, "json": JSON, "jsonb": JSONB}
 _CLOCKS: Final = {"date": DATE, "timestamp": TIMESTAMPTZ, "timestamp_ntz": TIMESTAMP}
 _MOMENTS: Final = frozenset({"now", "today", "tomorrow", "yesterday", "epoch"})
-"""Texts of times that Spark reads as PostgreSQL does."""
+"""Special strings for times that Spark and PostgreSQL read alike."""
 _NUMERICS: Final = frozenset({"numeric", "decimal", "dec"})
 
 
 def typed_literal(text: str, kind: WrittenType, time_zone: str = "UTC") -> str:
-    """Return a text that is cast to a type as Spark's literal of its value; "" if Spark reads it as
-    PostgreSQL does. Raises `InvalidClientData`."""
+    """Return a string that is cast to a type as a Spark literal of its value.
+
+    Return "" if Spark reads the string as PostgreSQL does. Raises `InvalidClientData`.
+    """
     element, levels = kind.spark, 0
     while inner := inner_types(element):
         if not element.startswith("array<"):
-            return ""  # no type of PostgreSQL's
+            return ""  # not a type of PostgreSQL
         element, levels = inner[0], levels + 1
     oid = _OIDS.get(kind.name)
     if kind.name in _NUMERICS and not kind.limited:
-        # Without a precision all digits count, which no decimal that is chosen before has.
+        # Without a precision all digits are kept, which no decimal type chosen in advance can do.
         oid = NUMERIC
     if levels == 0 and element in _CLOCKS and text.strip().lower() not in _MOMENTS:
         oid = _CLOCKS[element]
@@ -58,16 +60,16 @@ def typed_literal(text: str, kind: WrittenType, time_zone: str = "UTC") -> str:
         return "" if oid is None else spark_literal(parse_text_value(text, oid), oid)
     array = ARRAY_OF.get(pg_type_of_spark(element).oid if oid is None else oid)
     if levels > 1 or array is None:
-        raise InvalidClientData("only arrays of one dimension can be held", NOT_SUPPORTED)
+        raise InvalidClientData("only one-dimensional arrays are supported", NOT_SUPPORTED)
     values = parse_text_value(text, array, time_zone)
     assert isinstance(values, list)
     limit = text_limit(element)
     if limit is not None:
         length, padded = limit
-        # A cast cuts off without an error, as the standard asks; only a column refuses.
+        # As the SQL standard requires, a cast truncates silently; only assignments fail.
         cut = [each[:length] if isinstance(each, str) else None for each in values]
         values = [each if each is None or not padded else each.ljust(length) for each in cut]
         return spark_literal(values, array)
     written = spark_literal(values, array)
-    # An empty array alone has no type of its own.
+    # The cast gives an empty array its type.
     return written if oid == NUMERIC else f"CAST({written} AS {kind.spark})"

@@ -1,6 +1,7 @@
-"""INSERT, UPDATE and DELETE.
+"""Executes INSERT, UPDATE and DELETE.
 
-Rows to change are read at one time, by a query; the write then names them whole (`row_changes`).
+UPDATE and DELETE read the rows to change with one query. The write then names these rows in full
+(`row_changes`).
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ from actors.runtime.errors import AccessDenied, DuplicateKey, InvalidUsage
 
 Parameters = Sequence[SqlParameter]
 KEYS_CHECKED_MAX: Final = 1_000
-"""Rows of one INSERT whose keys are looked up before COMMIT does."""
+"""Maximum rows of an INSERT whose keys the statement checks; COMMIT checks those of larger ones."""
 _DEFAULT: Final = generated_span(SqlDialect.SPARK, "DEFAULT")
-"""A value of DEFAULT VALUES."""
+"""The value that DEFAULT VALUES has for each column."""
 
 
 # -- INSERT ----------------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ _DEFAULT: Final = generated_span(SqlDialect.SPARK, "DEFAULT")
 async def insert(
     context: SessionContext, statement: InsertStatement, parameters: Parameters
 ) -> StatementResult:
-    """Insert rows of expressions, or of a query. Raises as `SessionContext.collect` and
+    """Execute an INSERT of values or of a query. Raises as `SessionContext.collect` and
     `Client.insert` do."""
     return await with_present_definition(context, lambda: _insert(context, statement, parameters))
 
@@ -107,7 +108,7 @@ async def _insert(
     scope = await with_defaults(scope, wanted)
     returning = _returning_list(scope, statement)
     if returning is not None:
-        # Whoever returns rows reads them: also what another role's columns have by default.
+        # RETURNING reads rows, including defaults that another role has defined.
         await context.client.check_right("read", table)
     if statement.conflict is not None:
         upsert = as_merge(statement, statement.conflict, schema, columns)
@@ -127,7 +128,7 @@ async def _insert(
 def _returning_list(
     scope: TableScope, statement: InsertStatement | UpdateStatement | DeleteStatement
 ) -> ReturningList | None:
-    """Return what a statement returns of its rows; None: nothing."""
+    """Return the RETURNING list of a statement; None if it has none."""
     if not statement.returning:
         return None
     return ReturningList(scope, statement.alias, statement.returning)
@@ -138,7 +139,7 @@ async def returned_shape(
     statement: InsertStatement | UpdateStatement | DeleteStatement,
     parameters: Parameters,
 ) -> pa.Schema | None:
-    """Return the columns that a statement returns, without carrying it out; None: nothing."""
+    """Return the columns of a statement's RETURNING, without executing it; None if it has none."""
     if not statement.returning:
         return None
     returning = _returning_list(await open_table(context, statement.table, parameters), statement)
@@ -149,11 +150,11 @@ async def returned_shape(
 async def put_rows(
     context: SessionContext, table: str, schema: TableSchema, rows: pa.Table
 ) -> None:
-    """Insert rows that have columns of the table, at once or at COMMIT; the others have their
-    defaults."""
+    """Insert rows that have some columns of a table, immediately or at COMMIT. The other columns
+    get their defaults."""
 
     async def put() -> None:
-        # The table is among those that are known, also after they were forgotten.
+        # Load the table's current definition, which a retry has discarded.
         await context.catalog.find_table((table,))
         left_out = set(schema.names) - set(rows.column_names)
         scope = await with_defaults(TableScope(context, table, schema), lambda: left_out)
@@ -163,27 +164,30 @@ async def put_rows(
 
 
 async def _put_rows(scope: TableScope, rows: pa.Table) -> None:
-    """Insert rows that have all columns of the table."""
+    """Insert rows that have all columns of the table. Raises `DuplicateKey`."""
     await _refuse_present(scope, rows)
     await carry_out(scope, PendingChange(None, rows))
 
 
 async def _refuse_present(scope: TableScope, rows: pa.Table) -> None:
-    """Raise `DuplicateKey` for a row whose key the open transaction sees already, if there is a
-    savepoint to go back to: without one COMMIT tells it, which fails as a whole either way."""
+    """Raise `DuplicateKey` for a row whose key already exists for the open transaction.
+
+    The check is made only if the transaction has a savepoint to return to. Without one COMMIT
+    reports the error, and the transaction fails either way.
+    """
     context, table, schema = scope.context, scope.table, scope.schema
     transaction = context.transaction
     if transaction is None or not transaction.has_savepoints or not schema.key:
         return
-    # A large load is not held up by looking each of its keys up.
+    # Do not slow down a large load by looking up every key.
     if rows.num_rows > KEYS_CHECKED_MAX:
         return
     gone, come = transaction.keys_of(table)
-    # CHAR(n) of a key is filled up with blanks.
+    # Pads a CHAR(n) in the key with spaces.
     rows = as_stored(table, rows, schema)
     found: list[tuple[Any, ...]] = []
     for key in keys_in(rows, schema):
-        # Two rows of one statement may have the same key, too.
+        # Two rows of the statement itself may have the same key.
         if key in come:
             raise _present(table, schema, key)
         come.add(key)
@@ -196,20 +200,21 @@ async def _refuse_present(scope: TableScope, rows: pa.Table) -> None:
     try:
         old = await context.client.peek(table, as_of=time, key=wanted, columns=schema.key, limit=1)
     except AccessDenied:
-        return  # to write needs no right to read: COMMIT tells it
+        return  # a role may write without the right to read: COMMIT checks the keys
     for key in keys_in(old, schema):
         raise _present(table, schema, key)
 
 
 def _present(table: str, schema: TableSchema, key: Sequence[Any]) -> DuplicateKey:
     shown = ", ".join(f"{n} = {v}" for n, v in zip(schema.key, key, strict=True))
-    return DuplicateKey(f"table {table}: PRIMARY KEY is present already: {shown}")
+    return DuplicateKey(f"table {table}: PRIMARY KEY already exists: {shown}")
 
 
 def named_columns(
     table: str, schema: TableSchema, names: Sequence[str] | None
 ) -> tuple[TableColumn, ...]:
-    """Return the columns that a statement names; all if it names none. Raises `InvalidUsage`."""
+    """Return the named columns of a table; all if `names` is None. Raises `InvalidUsage` for an
+    unknown or repeated name."""
     if names is None:
         return schema.columns
     own = {fold(column.name): column for column in schema.columns}
@@ -218,11 +223,11 @@ def named_columns(
         column = own.get(fold(name))
         if column is None:
             raise InvalidUsage(
-                f"table {table} has no column {name}; it has {', '.join(schema.names)}"
+                f"table {table} has no column {name} (available: {', '.join(schema.names)})"
             )
         found.append(column)
     if len({column.name for column in found}) < len(found):
-        raise InvalidUsage(f"table {table}: a column is named twice: {', '.join(names)}")
+        raise InvalidUsage(f"table {table}: duplicate column in {', '.join(names)}")
     return tuple(found)
 
 
@@ -252,7 +257,7 @@ async def _values(
 def _local_values(
     scope: TableScope, columns: Sequence[TableColumn], rows: Sequence[Sequence[TextSpan]]
 ) -> pa.Table:
-    """Return rows of literals. Raises `NotLocal` for other expressions."""
+    """Convert rows of literals. Raises `NotLocal` if there are other expressions."""
     values = [[literal_value(each, scope.parameters) for each in row] for row in rows]
     times, defaults = scope.context.times, scope.values
     arrays = [
@@ -265,7 +270,7 @@ def _local_values(
 def _cast_values(
     scope: TableScope, columns: Sequence[TableColumn], rows: Sequence[Sequence[TextSpan]]
 ) -> MappedSql:
-    """Return a query of the rows, each value cast to its column's type."""
+    """Return a Spark query of the rows, with each value cast to its column's type."""
     exact, conf = scope.context.dialect is SqlDialect.POSTGRES, scope.context.spark_conf()
     fails = fails_by_cast(conf)
 
@@ -274,7 +279,7 @@ def _cast_values(
 
     lines = (concat_sql("(", join_sql(", ", map(value, row, columns)), ")") for row in rows)
     names = [quote_name(column.name) for column in columns]
-    # In VALUES Spark does not say what is wrong with a number.
+    # Cast exact numbers outside VALUES: within it, Spark's error does not show the number.
     wanted = ", ".join(
         f"{number_of_text(name, column.type)} AS {name}"
         if exact and number_text(name, column.type)
@@ -283,33 +288,34 @@ def _cast_values(
     )
     head = concat_sql(f"SELECT {wanted} FROM VALUES ", join_sql(", ", lines))
     text = concat_sql(head, f" AS given({', '.join(names)})")
-    # VALUES takes no expression that may fail by itself.
+    # Spark does not accept `raise_error` within VALUES, so check the values around it.
     return text if fails else cast_query(text, columns, conf)
 
 
 async def _assigned_rows(
     scope: TableScope, columns: Sequence[TableColumn], query: QueryStatement
 ) -> pa.Table:
-    """Return a query's rows with the columns' types."""
+    """Run the query of an INSERT, and return its rows in the types of the columns."""
     context, table = scope.context, scope.table
     text, as_of = await query_text(context, query, scope.parameters)
     rows = _renamed(table, await context.collect(text, as_of), columns)
     check_assignable(table, rows.schema, columns)
-    # Spark's dialect rounds, as Spark does.
+    # In Spark's dialect numbers are rounded, as Spark does.
     exact = context.dialect is SqlDialect.POSTGRES
     if needs_cast(rows.schema, columns):
-        # Only the rows tell the types: a query that is fit already is run once.
+        # The types are known only with the rows. Run the query again only if it needs casts.
         cast = cast_query(text, columns, context.spark_conf(), exact=exact)
         rows = _renamed(table, await context.collect(cast, as_of), columns)
     return fitted_numbers(table, rows, columns, exact=exact)
 
 
 def _renamed(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:
-    """Return a query's rows under the names of the columns that they are for."""
+    """Rename a query's columns to those that they are inserted into. Raises `InvalidUsage` if their
+    numbers differ."""
     if rows.num_columns != len(columns):
         raise InvalidUsage(
-            f"INSERT INTO {table}: the query has {rows.num_columns} columns, and {len(columns)} "
-            f"are wanted ({', '.join(column.name for column in columns)})"
+            f"INSERT INTO {table}: the query has {rows.num_columns} columns, but {len(columns)} "
+            f"are expected ({', '.join(column.name for column in columns)})"
         )
     return rows.rename_columns([column.name for column in columns])
 
@@ -320,7 +326,7 @@ def _renamed(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.T
 async def update(
     context: SessionContext, statement: UpdateStatement, parameters: Parameters
 ) -> StatementResult:
-    """Change columns of the rows that pass the condition."""
+    """Execute an UPDATE."""
     return await with_present_definition(context, lambda: _update(context, statement, parameters))
 
 
@@ -337,14 +343,15 @@ async def _update(
 
     async def compute() -> ComputedChange:
         if here.possible:
-            # The rows may be found without Spark, by their key or an index.
+            # Without new values in the query, it may be a plain read by key or index, which needs
+            # no Spark.
             old = (await read_rows(context, concat_sql("SELECT * FROM ", from_))).select(
                 schema.names
             )
             try:
                 return ComputedChange(PendingChange(old, here.applied(old)), old.num_rows)
             except NotLocal:
-                here.possible = False  # Spark says what is wrong with these rows
+                here.possible = False  # Spark will report what is wrong with these rows
         rows = await read_rows(context, select_changes(scope, targets, from_))
         old = rows.select(schema.names)
         new = _with_new(rows, schema, [column for column, _ in targets])
@@ -357,7 +364,7 @@ async def _update(
 async def delete(
     context: SessionContext, statement: DeleteStatement, parameters: Parameters
 ) -> StatementResult:
-    """Remove the rows that pass the condition."""
+    """Execute a DELETE or TRUNCATE."""
     return await with_present_definition(context, lambda: _delete(context, statement, parameters))
 
 
@@ -377,13 +384,13 @@ async def _delete(
 
 
 async def _from(scope: TableScope, statement: UpdateStatement | DeleteStatement) -> MappedSql:
-    """Return what follows FROM in the query of the rows to change."""
+    """Return the text after FROM for the query of the rows to change."""
     where, text = statement.where, quote_name(scope.table)
     if statement.alias is not None:
         text += f" AS {quote_name(statement.alias)}"
     if where is None:
         return concat_sql(text)
-    # A condition that is none is told of at its WHERE.
+    # If the condition is not a Boolean, Spark's error points at its WHERE.
     condition = await scope.context.spark_off_loop(where, scope.parameters)
     filtered = concat_sql(" WHERE ", condition).around(where)
     return concat_sql(text, filtered)
@@ -398,7 +405,7 @@ def _assigned(
 
 
 class _LocalAssignments:
-    """Assignments of an UPDATE that need no Spark: of literals, and of plain arithmetic."""
+    """The assignments of an UPDATE, if all are literals or plain arithmetic and need no Spark."""
 
     def __init__(
         self,
@@ -411,7 +418,7 @@ class _LocalAssignments:
         self._constants: dict[str, pa.Array] = {}
         self._computed: list[tuple[TableColumn, ExpressionNode]] = []
         self.possible = True
-        """False if Spark must compute one."""
+        """False once one turns out to need Spark."""
         try:
             for column, span in targets:
                 try:
@@ -421,13 +428,13 @@ class _LocalAssignments:
                     )
                 except NotLocal:
                     self._computed.append((column, arithmetic_of(span, scope.parameters)))
-            # Over no rows: whether the types are of the plain kind.
+            # Apply them to no rows, to check the types.
             self.applied(scope.schema.arrow().empty_table())
         except NotLocal:
             self.possible = False
 
     def applied(self, rows: pa.Table) -> pa.Table:
-        """Return the rows with their new values. Raises `NotLocal`."""
+        """Apply the assignments to rows. Raises `NotLocal` if Spark must do it."""
         new = {name: pa.repeat(value[0], rows.num_rows) for name, value in self._constants.items()}
         for column, node in self._computed:
             new[column.name] = computed_array(node, rows, self._schema, self._qualifier, column)
@@ -438,7 +445,7 @@ class _LocalAssignments:
 def select_changes(
     scope: TableScope, targets: Sequence[tuple[TableColumn, TextSpan]], from_: MappedSql
 ) -> MappedSql:
-    """Return the query of old rows with the new values beside them."""
+    """Return the query of the old rows, each followed by its new values."""
     old = [quote_name(name) for name in scope.schema.names]
     new = [
         concat_sql(cast_or_default(scope, span, column), f" AS {NEW}{number}")
@@ -448,6 +455,6 @@ def select_changes(
 
 
 def _with_new(rows: pa.Table, schema: TableSchema, changed: Sequence[TableColumn]) -> pa.Table:
-    """Return the new rows: old values, but for the changed columns."""
+    """Return the new rows from a result of `select_changes`."""
     new = {column.name: rows[f"{NEW}{number}"] for number, column in enumerate(changed)}
     return pa.table([new.get(name, rows[name]) for name in schema.names], schema=schema.arrow())

@@ -1,4 +1,5 @@
-"""Collections indexed by key, as immutable sorted runs of Arrow. Re-exports the public names."""
+"""Collections indexed by key, as immutable sorted runs of Arrow. This file re-exports the public
+names."""
 
 from actors.durable.arrangement.arrangement import Arrangement as Arrangement
 from actors.durable.arrangement.arrangement import ArrangementLimits as ArrangementLimits

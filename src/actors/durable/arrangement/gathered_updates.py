@@ -1,6 +1,6 @@
-"""Gathers updates of one time from many parts, and sums them, in bounded memory. Blocking.
+"""Gathers updates of one time from many parts, and consolidates them in bounded memory. Blocking.
 
-Updates are kept in memory, and beyond `HELD_BYTES_MAX` in a throw-away arrangement on disk.
+Updates are kept in memory, and beyond `HELD_BYTES_MAX` in a temporary arrangement on disk.
 """
 
 from __future__ import annotations
@@ -26,26 +26,29 @@ class CollectionContents(Protocol):
     """A collection at one time."""
 
     def errors(self) -> pa.Table:
-        """Return the summed errors: columns `ERROR` and `DIFF`."""
+        """Return the consolidated errors, with columns `ERROR` and `DIFF`."""
         ...
 
     def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield user columns and `DIFF`, summed and without zeros."""
+        """Yield the user's columns and `DIFF`, consolidated and without zeros."""
         ...
 
 
 class GatheredUpdates:
-    """Updates that all count at the same time; `place`: a folder for spilling, made on demand."""
+    """Updates that are all treated as being at the same time. `place` is a folder for spilling,
+    created when needed."""
 
     def __init__(self, schema: TableSchema, place: Path) -> None:
         self._schema = schema
         self._place = place
+        # Updates in memory, and their size.
         self._held: list[pa.Table] = []
         self._held_bytes = 0
         self._spilled: Arrangement | None = None
+        """Arrangement with the spilled updates; None until the first spill."""
 
     def add(self, updates: pa.Table) -> None:
-        """Add updates (an `ERROR` column where there are errors). Raises `StoreFull`,
+        """Add updates, with an `ERROR` column if there are errors. Raises `StoreFull` and
         `StorageError`."""
         if not updates.num_rows:
             return
@@ -58,26 +61,26 @@ class GatheredUpdates:
         if self._spilled is None:
             self._spilled = Arrangement(self._place, self._schema, _hashable(self._schema))
         held = pa.concat_tables(self._held, promote_options="default")
-        # All times count as one: equal rows meet whatever their times were.
+        # All times become one, so that equal rows are consolidated whatever their times were.
         times = pa.repeat(pa.scalar(0, pa.int64()), held.num_rows)
         self._spilled.fill(set_column(held, TIME, times))
         self._held, self._held_bytes = [], 0
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """Return the bytes in memory, and in files."""
+        """Return the number of bytes in memory and in files."""
         spilled = None if self._spilled is None else self._spilled.statistics()
         if spilled is None:
             return self._held_bytes, 0
         return self._held_bytes + spilled.bytes_memory, spilled.bytes_mapped
 
     def contents(self) -> CollectionContents:
-        """Return all updates, summed."""
+        """Return all updates, consolidated."""
         if self._spilled is None:
             return _Held(self._held, self._schema)
         if self._held:
             self._spill()
-        # An empty insert advances the upper, so that the view sees what was filled.
+        # An empty insert advances the upper, so that the view includes the filled updates.
         self._spilled.insert(self._schema.arrow_updates().empty_table(), 1)
         return self._spilled.view(1)
 
@@ -118,11 +121,14 @@ class _Held:
 
 
 def raise_error(errors: pa.Table) -> None:
-    """Raise `ViewInError` for summed errors (`ERROR`, `DIFF`), `CorruptData` for a negative sum."""
+    """Raise `ViewInError` for consolidated errors (`ERROR`, `DIFF`), or `CorruptData` for a
+    negative sum."""
     for text, diff in zip(errors[ERROR].to_pylist(), errors[DIFF].to_pylist(), strict=True):
-        # A negative sum is corrupt input, and no error to report to users.
+        # A negative sum is corrupt input, not an error to report to users.
         if diff < 0:
-            raise CorruptData(f"invalid data: the error {text!r} sums to {diff}", determinate=True)
+            raise CorruptData(
+                f"invalid data: the diffs of error {text!r} sum to {diff}", determinate=True
+            )
         raise ViewInError(text)
 
 
@@ -132,12 +138,13 @@ def check_positive(batch: pa.RecordBatch) -> None:
     if pc.min(diffs).as_py() < 0:
         bad = batch.filter(pc.less(diffs, pa.scalar(0, pa.int64()))).slice(0, 1)
         raise CorruptData(
-            f"invalid data: a row sums to less than 0: {bad.to_pylist()[0]}", determinate=True
+            f"invalid data: the diffs of a row sum to less than 0: {bad.to_pylist()[0]}",
+            determinate=True,
         )
 
 
 def _hashable(schema: TableSchema) -> tuple[str, ...]:
-    """Return the columns that can be hashed, as the key to spread rows by."""
+    """Return the columns that can be hashed, as a key by which to distribute rows."""
     names = []
     for field in schema.arrow():
         try:

@@ -1,16 +1,16 @@
-"""The key hash: 64 bits for each row, the same in every process and every release.
+"""The key hash: 64 bits per row, the same in every process and every release.
 
-Rows meet when their hashes meet, so the one rule is: values that Spark's ``=`` or ``<=>`` may call
-equal hash alike. Hence integers of every width hash as int64, floats as double with one zero and
-one NaN, strings without trailing spaces (``char`` pads), decimals by unscaled value (so only within
-one scale; `matching` rescales), nested values by their elements, NULL as a value of its own.
-Different values may collide: a lookup returns a superset.
+Rows match if their hashes do, so the one rule is: values that Spark's ``=`` or ``<=>`` may consider
+equal have equal hashes. So integers of every width hash as int64, floats as double with one zero
+and one NaN, strings without trailing spaces (because ``char`` pads), decimals by unscaled value (so
+only within one scale; `key_conversion` rescales), nested values by their elements, and NULL as a
+value of its own. Different values may collide, because a lookup may return a superset.
 
-The arithmetic is whole-column numpy on wrapping uint64: a mixing step (splitmix64's), and for bytes
-a sum of products of two mixed numbers, one for the byte and one for its place. An adversary could
-make lookups slow but never wrong.
+The arithmetic is whole-column numpy on wrapping uint64: a mixing step (splitmix64's) and, for
+bytes, a sum of products of two mixed numbers, one for the byte and one for its position. An
+adversary could make lookups slow but never wrong.
 
-An update of an error has no key: all of them share `ERROR_HASH`, and every lookup asks for it.
+An error update has no key. All of them share `ERROR_HASH`, which every lookup includes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MIX_2: Final = np.uint64(0x94D0_49BB_1331_11EB)
 
 
 def mix(values: Hashes) -> Hashes:
-    """Spread every bit of each value over all 64 (a bijection)."""
+    """Spread every bit of each value over all 64 bits (a bijection)."""
     mixed = values + _GOLDEN
     mixed ^= mixed >> np.uint64(30)
     mixed *= _MIX_1
@@ -52,7 +52,10 @@ _BYTE_FACTORS: Final = mix(np.arange(1, 257, dtype=np.uint64))
 def check_key_type(name: str, kind: pa.DataType) -> None:
     """Raise `InvalidUsage` for a type that Spark itself cannot compare."""
     if pa.types.is_map(kind):
-        raise InvalidUsage(f"key column {name} is a {kind}: a map has no equality, name others")
+        raise InvalidUsage(
+            f"invalid key column {name} of type {kind}: maps cannot be compared, choose other "
+            "columns"
+        )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         check_key_type(name, kind.value_type)
     if pa.types.is_struct(kind):
@@ -61,7 +64,7 @@ def check_key_type(name: str, kind: pa.DataType) -> None:
 
 
 def key_hashes(updates: pa.Table, key: Sequence[str]) -> Hashes:
-    """Return the hash of each row's `key` columns; of error updates, `ERROR_HASH`."""
+    """Return the hash of each row's `key` columns; `ERROR_HASH` for error updates."""
     hashes = hash_columns([updates[name] for name in key], updates.num_rows)
     if ERROR in updates.column_names:
         failed = updates[ERROR].is_valid().to_numpy()
@@ -91,15 +94,15 @@ _PLACE_FACTORS: Final[list[int]] = (
 
 
 def is_exact_kind(kind: pa.DataType) -> bool:
-    """Return whether values of this type are equal exactly if Python's are, and have a hash
-    alone (`hash_values`)."""
+    """Return whether values of this type are equal exactly if they are equal in Python, so that
+    single values can be hashed (`hash_values`)."""
     return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind))
 
 
 def hash_values(values: Iterable[int | str | None]) -> int | None:
-    """Return the hash that `hash_columns` gives for one row of integers (booleans too) and strings;
-    None for a string too long for this way."""
-    # Plain Python: one row does not repay numpy's cost a call.
+    """Return the hash that `hash_columns` computes for one row of integers (including Booleans) and
+    strings; None if a string is too long."""
+    # Plain Python, because numpy's overhead per call does not pay off for one row.
     hash_ = 0
     for value in values:
         if value is None:
@@ -138,13 +141,13 @@ def _hash_array(array: Any) -> Hashes:
         return np.full(len(array), NULL_HASH, np.uint64)
     hashes = mix(_raw_hashes(array, kind))
     if array.null_count:
-        # After mixing: the filler in NULL's place must not count.
+        # After mixing, because the filler in NULL's place must not count.
         hashes[array.is_null().to_numpy(zero_copy_only=False)] = NULL_HASH
     return hashes
 
 
 def _raw_hashes(array: Any, kind: pa.DataType) -> Hashes:
-    """Return the hashes before the last mixing; those of NULLs are arbitrary."""
+    """Return the hashes before the last mixing. Those of NULLs are arbitrary."""
     if pa.types.is_struct(kind):
         fields = [pa.chunked_array([field]) for field in array.flatten()]
         return hash_columns(fields, len(array))
@@ -185,7 +188,7 @@ def _decimal_hashes(array: Any) -> Hashes:
     words = np.frombuffer(array.buffers()[1], np.uint64).reshape(-1, 2)
     words = words[array.offset : array.offset + len(array)]
     low, high = words[:, 0], words[:, 1]
-    # A value that fits one word (all but huge ones) hashes as the integer itself would.
+    # A value that fits one word (all but huge ones) hashes like the same integer.
     wide = high != (low.view(np.int64) >> 63).view(np.uint64)
     return np.where(wide, low ^ mix(high), low)
 
@@ -202,8 +205,8 @@ def _byte_hashes(array: Any) -> Hashes:
     hashes = np.empty(rows, np.uint64)
     first = 0
     while first < rows:
-        # The products take eight times as much memory as the texts. Stretches that a processor's
-        # cache holds take a third of the time of 100,000 texts at once (November 2026).
+        # The products take eight times as much memory as the texts. Pieces that fit the processor's
+        # cache take a third of the time of 100,000 texts at once (November 2026).
         reach = np.searchsorted(offsets, offsets[first] + STRETCH_BYTES, "right")
         last = min(rows, max(first + 1, int(reach) - 1))
         bounds = offsets[first : last + 1]
@@ -221,13 +224,13 @@ def _list_hashes(array: Any) -> Hashes:
 
 
 def _sum_products(elements: Hashes, bounds: npt.NDArray[np.int64]) -> Hashes:
-    """Hash each sequence ``elements[bounds[i]:bounds[i+1]]``: Σ element × factor of its place, with
-    its length."""
+    """Hash each sequence ``elements[bounds[i]:bounds[i+1]]``: Σ element × factor of its position,
+    plus its length."""
     lengths = np.diff(bounds)
     places = np.arange(len(elements)) - np.repeat(bounds[:-1], lengths)
     longest = int(lengths.max(initial=0))
     factors = mix(np.arange(longest, dtype=np.uint64)) | np.uint64(1)
-    # Prefix sums: wrapping differences of them are exact for any sequence.
+    # Prefix sums, whose wrapping differences are exact for any sequence.
     sums = np.zeros(len(elements) + 1, np.uint64)
     np.cumsum(elements * factors[places], out=sums[1:])
     return sums[bounds[1:]] - sums[bounds[:-1]] + lengths.astype(np.uint64) * _GOLDEN

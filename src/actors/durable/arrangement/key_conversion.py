@@ -1,10 +1,10 @@
-"""Converts key values of one type so that they can be looked up in a column of another.
+"""Converts key values of one type so that they can be looked up in a column of another type.
 
-Spark widens both sides of ``=`` to a common type. Where equality after that widening is equality of
-exact values, the given values are brought to the held type here, and those that no held value can
-equal are dropped. Where the widening rounds (bigint = double), reads text (string = int), needs a
+Spark widens both sides of ``=`` to a common type. If equality after that widening is equality of
+exact values, the given values are converted to the held type here, and those that no held value can
+equal are dropped. If the widening rounds (bigint = double), parses text (string = int), needs a
 time zone (date = timestamp) or overflows (decimals beyond 38 digits), many held values may equal
-one given value: `conform` answers None and the caller must not narrow by this column.
+one given value. Then `conform` returns None, and the caller must not narrow by this column.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
-"""Digits of the decimal to which Spark widens an integer of so many bits."""
+"""Digits of the decimal to which Spark widens an integer with this many bits."""
 _DECIMAL_DIGITS_MAX: Final = 38
 _EXACT: Final = decimal.Context(prec=80)
 
@@ -24,10 +24,10 @@ _EXACT: Final = decimal.Context(prec=80)
 def conform(
     values: pa.ChunkedArray, held: pa.DataType
 ) -> tuple[pa.ChunkedArray, list[bool]] | None:
-    """Return values that hash as equal values of type `held` do, and which of them can match at
-    all.
+    """Return values that hash like equal values of type `held`, and a mask of those that can match
+    at all.
 
-    None when matches cannot be found by hash. An empty list keeps every row.
+    Return None if matches cannot be found by hash. An empty mask keeps every row.
     """
     given = values.type
     if given.equals(held) or pa.types.is_null(given):
@@ -64,7 +64,7 @@ def _is_local(kind: pa.DataType) -> bool:
 
 
 def _digits(kind: pa.DataType) -> tuple[int, int] | None:
-    """(digits before, digits after the point)."""
+    """Return the number of digits before and after the decimal point; None for other types."""
     if pa.types.is_decimal(kind):
         return kind.precision - kind.scale, kind.scale
     if pa.types.is_integer(kind):
@@ -76,7 +76,7 @@ def _widens(given: pa.DataType, held: pa.DataType) -> bool:
     one, other = _digits(given), _digits(held)
     if one is None or other is None:
         return False
-    # Beyond 38 digits Spark's common type overflows: no exact equality.
+    # Beyond 38 digits Spark's common type overflows, so there is no exact equality.
     return max(one[0], other[0]) + max(one[1], other[1]) <= _DECIMAL_DIGITS_MAX
 
 
@@ -95,7 +95,7 @@ def _rescale(values: pa.ChunkedArray, held: pa.DataType) -> tuple[pa.ChunkedArra
             kept.append(True)
             fitting.append(None)
             continue
-        # Exact: a rounded key would match a row that it does not equal.
+        # Exact, because a rounded key would match a row that it does not equal.
         shifted = decimal.Decimal(value).scaleb(scale, _EXACT)
         unscaled = int(shifted)
         fits = shifted == unscaled and -limit <= unscaled < limit

@@ -1,11 +1,11 @@
-"""Merges runs: which ones, and how, in bounded memory.
+"""Merges runs: chooses which ones, and merges them in bounded memory.
 
-Runs are in order of age. `merge_from` keeps every run larger than all newer ones together, so there
-are at most ``log2(rows) + 1`` of them and a row is rewritten at most that often. A merge walks the
-hash space in slices that hold about one block of rows each, takes the slice from every run without
+Runs are ordered by age. `merge_from` keeps every run larger than all newer ones together, so there
+are at most ``log2(rows) + 1`` runs, and a row is rewritten at most that often. A merge walks the
+hash space in slices of about one block of rows each. It takes the slice from every run without
 copying, raises times to `since`, sums the diffs of equal rows, drops zeros, and writes the block.
-Equal rows have equal hashes, hence meet in one slice; so memory stays at a few blocks whatever the
-runs' size (one key that alone fills more than a block is the exception).
+Equal rows have equal hashes, so they are in the same slice. So memory is limited to a few blocks
+whatever the runs' size (except if one key alone fills more than a block).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from actors.runtime.progress import Time
 
 
 def merge_from(sizes: Sequence[int]) -> int:
-    """Return the index of the oldest run to merge, with all newer ones; ``len(sizes)`` when none
-    need it.
+    """Return the index of the oldest run to merge together with all newer ones; ``len(sizes)`` if
+    none need merging.
 
-    `sizes` are rows, oldest run first.
+    `sizes` are numbers of rows, oldest run first.
     """
     start = len(sizes)
     newer = 0
@@ -40,9 +40,10 @@ def merge_from(sizes: Sequence[int]) -> int:
 
 
 def wants_compaction(run: SortedRun, since: Time) -> bool:
-    """Return whether rewriting this run alone with times advanced to `since` is likely to pay."""
-    # True once half of the rows would share a time, as history may cancel then. It holds at most
-    # once for a run (``run.since < run.time_middle``), so its cost is amortised.
+    """Return whether rewriting this run alone, with times advanced to `since`, is likely to pay
+    off."""
+    # True once half of the rows would share a time, because their history may then cancel out. This
+    # happens at most once per run (``run.since < run.time_middle``), so the cost is amortized.
     return run.time_min < min(since, run.time_max) and run.since < run.time_middle <= since
 
 
@@ -55,10 +56,11 @@ def merge(
     memory_bytes: int,
     block_bytes: int,
 ) -> SortedRun | None:
-    """Merge the runs into one consolidated run; None when everything cancels.
+    """Merge the runs into one consolidated run; None if everything cancels out.
 
-    `schema` is that of the rows with `HASH`, without `ERROR`. Stays in memory when the inputs
-    have at most `memory_bytes`, else goes to `path`. Raises `StoreFull` and `StorageError`.
+    `schema` is that of the rows with `HASH` and without `ERROR`. The result stays in memory if the
+    inputs have at most `memory_bytes`, and is written to `path` otherwise. Raises `StoreFull` and
+    `StorageError`.
     """
     if any(run.has_errors for run in runs):
         schema = schema.append(pa.field(ERROR, pa.string()))
@@ -87,7 +89,8 @@ def _slices(
 
 
 def boundaries(runs: Sequence[SortedRun], count: int) -> Hashes:
-    """Return ascending hashes that cut the rows of all runs into about `count` equal slices."""
+    """Return ascending hashes that cut the rows of all runs into about `count` slices of equal
+    size."""
     if count <= 1:
         return np.empty(0, np.uint64)
     rows = sum(run.rows for run in runs)
@@ -108,8 +111,8 @@ def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _consolidate(updates: pa.Table) -> pa.Table:
     """Return the updates consolidated and in hash order."""
-    # Only rows that share hash and time with another can be equal: the slow grouping gets only
-    # those.
+    # Only rows that share hash and time with another row can be equal, so only those are grouped,
+    # which is slow.
     hashes = updates[HASH].to_numpy()
     times = updates[TIME].to_numpy()
     order = np.lexsort((times, hashes))

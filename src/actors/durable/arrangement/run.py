@@ -1,13 +1,14 @@
-"""A run: updates sorted by key hash, immutable, in memory or as a mapped Arrow IPC file.
+"""A run: immutable updates sorted by key hash, in memory or as a mapped Arrow IPC file.
 
-A run is a sequence of blocks (record batches) with `HASH` as first column; hashes rise from row to
-row and from block to block. A lookup is a binary search in the hash column and a `take` of the rows
-it found, so it costs what its keys cost: the rest of a mapped file stays on disk.
+A run is a sequence of blocks (record batches) with `HASH` as the first column. Hashes ascend from
+row to row and from block to block. A lookup is a binary search in the hash column and a `take` of
+the rows found, so its cost depends on its keys, and the rest of a mapped file stays on disk.
 
-A file is written whole, then mapped, and never changes. It is a cache: nothing is fsynced, nothing
-is read back after a restart.
+A file is written completely, then mapped, and never changes. It is only a cache: nothing is
+fsynced, and nothing is read after a restart.
 
-Invariants: ``time_min <= every time <= time_max``; no time below `since` (they were advanced).
+Invariants: ``time_min <= every time <= time_max``; there are no times below `since`, because they
+were advanced.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _SAMPLES_PER_BLOCK: Final = 1024
 
 
 class RunBlock(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive rows of a run; `values`: their user columns and `DIFF` alone; `hashes`: their
-    hash column as a numpy array. All without copies."""
+    """Consecutive rows of a run. `values` are only their user columns and `DIFF`, and `hashes`
+    their hash column as a numpy array. None of these are copies."""
 
     rows: Any
     values: Any
@@ -55,11 +56,11 @@ class RunBlock(msgspec.Struct, frozen=True, gc=False):
 
 
 class SortedRun(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """Sorted updates, with a summary of them."""
+    """Sorted updates with a summary of them."""
 
     blocks: tuple[RunBlock, ...]
     path: Path | None
-    """The mapped file; None: in memory."""
+    """The mapped file; None if in memory."""
     rows: int
     bytes: int
     since: Time
@@ -72,14 +73,14 @@ class SortedRun(msgspec.Struct, frozen=True, gc=False, eq=False):
     consolidated: bool
     """True if no two rows at one time are equal, and no diff is zero."""
     positive: bool
-    """True if every diff is greater than zero."""
+    """True if every diff is positive."""
     mapping: Any = None
-    """The memory map of the file."""
+    """The memory map of the file; None if in memory."""
 
     def find(self, wanted: Hashes) -> list[pa.RecordBatch]:
-        """Return rows by hash (`wanted` ascending, distinct), and all error updates."""
+        """Return rows by hash (`wanted` is ascending and distinct), and all error updates."""
         if self.has_errors:
-            # An error belongs to every answer.
+            # An error belongs to every result.
             wanted = np.unique(np.append(wanted, ERROR_HASH))
         found = []
         for block in self.blocks:
@@ -90,7 +91,7 @@ class SortedRun(msgspec.Struct, frozen=True, gc=False, eq=False):
         return found
 
     def between(self, lower: np.uint64, upper: np.uint64 | None) -> list[pa.RecordBatch]:
-        """Return rows with ``lower <= hash < upper`` (None: no upper end), without copying."""
+        """Return rows with ``lower <= hash < upper`` (None: no upper bound) without copying."""
         found = []
         for block in self.blocks:
             first = int(np.searchsorted(block.hashes, lower, "left"))
@@ -102,46 +103,49 @@ class SortedRun(msgspec.Struct, frozen=True, gc=False, eq=False):
         return found
 
     def passed(self) -> None:
-        """Let the mapped pages leave memory after a walk; harmless to other readers, who reload
-        them."""
+        """Release the mapped pages from memory after a walk. Other readers just reload them."""
         if self.mapping is not None:
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
     def remove(self) -> None:
-        """Unlink the file, if there is one."""
-        # Safe while readers use it: the pages live as long as the mapping.
+        """Delete the file, if there is one."""
+        # Safe while readers use it, because the pages live as long as the mapping.
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
 
 class _Facts:
-    """Gathers a run's summary while its blocks are written."""
+    """Accumulates a run's summary while its blocks are written."""
 
     def __init__(self) -> None:
+        # Totals over the blocks so far.
         self.rows = 0
         self.bytes = 0
         self.time_min: int | None = None
         self.time_max = 0
         self.has_errors = False
         self.distinct = True
-        """True if no hash occurred twice so far."""
+        """True if no hash has occurred twice so far."""
+        # Smallest diff (at most 1), and whether any diff is zero.
         self.diff_min = 1
         self.zeros = False
         self._last: np.uint64 | None = None
+        """Last hash of the previous block."""
         self._samples: list[npt.NDArray[np.int64]] = []
+        """Samples of the times."""
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Add a block, which is never empty."""
+        """Add a block, which must not be empty."""
         times: npt.NDArray[np.int64] = rows.column(TIME).to_numpy()
         low, high = int(times.min()), int(times.max())
         self.time_min = low if self.time_min is None else min(low, self.time_min)
         self.time_max = max(high, self.time_max)
-        # A sample: the median time only guides compaction.
+        # A sample suffices, because the median time only guides compaction.
         self._samples.append(times[:: max(1, len(times) // _SAMPLES_PER_BLOCK)].copy())
         if ERROR in rows.schema.names:
             self.has_errors |= rows.column(ERROR).null_count < rows.num_rows
         hashes, diffs = rows.column(HASH).to_numpy(), rows.column(DIFF).to_numpy()
-        # Hashes rise, so a repeated hash is always next to itself, or at a block's border.
+        # Hashes ascend, so a repeated hash is always in the next row, possibly in the next block.
         self.distinct = self.distinct and bool(
             hashes[0] != self._last and (hashes[1:] != hashes[:-1]).all()
         )
@@ -154,7 +158,7 @@ class _Facts:
     def run(
         self, blocks: tuple[RunBlock, ...], path: Path | None, since: Time, consolidated: bool
     ) -> SortedRun:
-        """Return the run, once all blocks were added."""
+        """Return the run, after all blocks were added."""
         samples = np.concatenate(self._samples)
         middle = int(np.partition(samples, len(samples) // 2)[len(samples) // 2])
         assert self.time_min is not None
@@ -180,7 +184,7 @@ def _block(rows: pa.RecordBatch) -> RunBlock:
 
 
 def sort(updates: pa.Table, hashes: Hashes, block_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield updates (without `HASH`) in hash order, with `HASH`, in blocks of `block_rows`."""
+    """Yield updates in hash order, in blocks of `block_rows`, with the column `HASH` added."""
     order = np.argsort(hashes, kind="stable")
     keyed = updates.add_column(0, pa.field(HASH, pa.uint64()), pa.array(hashes)).combine_chunks()
     for start in range(0, len(order), block_rows):
@@ -197,7 +201,7 @@ def as_batch(table: pa.Table) -> pa.RecordBatch:
 def in_memory(
     batches: Iterable[pa.RecordBatch], since: Time, *, consolidated: bool = False
 ) -> SortedRun | None:
-    """Return a run in memory; None when there are no rows. `consolidated`: the caller guarantees
+    """Return a run in memory; None if there are no rows. With `consolidated`, the caller guarantees
     that no two rows at one time are equal."""
     facts = _Facts()
     blocks = []
@@ -216,11 +220,11 @@ def on_disk(
     *,
     consolidated: bool = False,
 ) -> SortedRun | None:
-    """Write sorted batches to `path` and map them; return None (and write no file) when there are
-    no rows.
+    """Write sorted batches to `path` and map them. Return None, and write no file, if there are no
+    rows.
 
-    `consolidated`: the caller guarantees that no two rows at one time are equal. Raises `StoreFull`
-    and `StorageError`; then no file is left.
+    With `consolidated`, the caller guarantees that no two rows at one time are equal. Raises
+    `StoreFull` and `StorageError`, and then leaves no file.
     """
     facts = _Facts()
     try:
@@ -233,7 +237,7 @@ def on_disk(
             path.unlink()
             return None
         with path.open("rb") as file:
-            # Mapped by hand, not by Arrow: `passed` needs the map for `madvise`.
+            # Mapped directly, not by Arrow, because `passed` needs the map for `madvise`.
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         reader = pa.ipc.open_file(pa.py_buffer(mapping))
         mapped = [reader.get_batch(index) for index in range(reader.num_record_batches)]
@@ -246,5 +250,8 @@ def on_disk(
 
 def _storage_error(error: OSError, path: Path) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"no space to write the arrangement run {path}", determinate=True)
+        return StoreFull(
+            f"no space left to write the arrangement run {path}; free space, then try again",
+            determinate=True,
+        )
     return StorageError(f"cannot write the arrangement run {path}: {error}", determinate=True)

@@ -1,30 +1,30 @@
-"""Arrangements that the dataflows of a process share, by (shard, key columns, columns, filter).
+"""Arrangements shared by the dataflows of a process, by (shard, key columns, columns, filter).
 
-`open` hands out a `ArrangementHandle`: one user's view of an arrangement. The user reads at times
-before its `lo`, and releases what lies before ``lo - 1`` when it advances. An arrangement holds the
-columns, and the rows that pass the filter, of the user that it was made for, so that changes of
-other columns and rows cost nothing; users that need no more of both share it, each with its own
-filter. It keeps real times; its since follows the least `lo` of its users, with some slack, so that
-a new view still finds its first time.
+`open` returns an `ArrangementHandle`, which is one user's view of an arrangement. The user reads at
+times before its `lo`. When it advances, it releases what is before ``lo - 1``. An arrangement
+contains the columns, and the rows that pass the filter, of the user for whom it was made, so
+changes of other columns and rows cost nothing. Users that need no more columns and rows share it,
+each with its own filter. It keeps real times. Its since follows the lowest `lo` of its users, with
+some slack, so that a new view still finds its first time.
 
-Every user offers the deltas that it processed. They are of one shard, so they agree: of ``[lower,
-hi)`` the updates beyond the upper are inserted, the rest was there before. The first user advances
-the arrangement for all.
+Every user offers the deltas that it processed. They are from one shard, so they agree: of ``[lower,
+hi)``, the updates beyond the upper are inserted, and the rest is already there. The first user
+advances the arrangement for all.
 
-A new arrangement is unreadable until it is filled. Any user may `claim` the filling, one at a time:
-it inserts the shard's updates up to some sealed time, and publishes. The since that the contents
-are advanced to respects all users that come before; so all views of an input meet in one
-arrangement after a restart, whatever their order and progress. A user whose `lo` lies beyond the
+A new arrangement cannot be read until it is filled. Any user may `claim` the filling, one at a
+time: it inserts the shard's updates up to some sealed time, and publishes them. The since to which
+the contents are advanced respects all users that arrive before that. So all views of an input share
+one arrangement after a restart, whatever their order and progress. A user whose `lo` is beyond the
 upper reads the missing updates from the shard, and offers them.
 
-A newcomer for whose `lo` no arrangement serves gets a new one, as does a laggard: a user that alone
-keeps too many bytes from being compacted is *detached*; its reads are refused, and it opens another
-handle. An arrangement without users is closed and its files are removed.
+If no arrangement suits a new user's `lo`, a new one is made. The same happens to a laggard: a user
+that alone keeps too many bytes from being compacted is *detached*, its reads are refused, and it
+opens another handle. An arrangement without users is closed and its files are removed.
 
-Rules. Handles may be used from any thread, each by one at a time; readers never wait for inserts or
-merges. Within one arrangement one thread inserts at a time (`inserting`); `_lock` of the registry
-guards the users and is held for an instant, never while waiting for another lock. `merge` runs on
-the calling thread, one merge at a time in the process. A read is right or refused
+Rules. Handles may be used from any thread, each by one thread at a time; readers never wait for
+inserts or merges. Within one arrangement one thread inserts at a time (`inserting`). The registry's
+`_lock` guards the users; it is held only briefly, and never while waiting for another lock. `merge`
+runs on the calling thread, one merge at a time in the process. A read is correct or refused
 (`ReadBelowSince`), never stale.
 """
 
@@ -70,13 +70,13 @@ class SharedStatistics(msgspec.Struct, frozen=True):
     users: int
     since: Time
     upper: Frontier
-    """Upper of the arrangement; 0 while it is not filled."""
+    """Upper of the arrangement; 0 until it is filled."""
     arrangement: ArrangementStatistics
     columns: tuple[str, ...]
     filter: str = ""
-    """Filter of its rows; empty: all rows."""
+    """Filter of its rows; "" for all rows."""
     private: bool = False
-    """True for one that a single dataflow owns (`SharedArrangements.note_private`)."""
+    """True if it belongs to a single dataflow (`SharedArrangements.note_private`)."""
 
 
 class SharedArrangements:
@@ -90,10 +90,10 @@ class SharedArrangements:
         slack: int = 1_000,
         limits: ArrangementLimits | None = None,
     ) -> None:
-        """Take the folder for files.
+        """Make a registry with files in `directory`.
 
-        `lag_bytes_max`: inserts that one user may keep from being compacted. `slack`: how far (in
-        times) the since stays behind what users need.
+        `lag_bytes_max` limits the inserts that one user may keep from being compacted. `slack` is
+        how far (in times) the since stays behind what users need.
         """
         self.lag_bytes_max = lag_bytes_max
         self.slack = slack
@@ -103,9 +103,13 @@ class SharedArrangements:
         self._entries: dict[_Name, list[_Entry]] = {}
         """Arrangements by name, oldest first."""
         self._private: WeakKeyDictionary[Arrangement, ShardId] = WeakKeyDictionary()
+        """Private arrangements, for statistics."""
         self._numbers = itertools.count(1)
+        """Numbers for folder names."""
         self._due: dict[Arrangement, None] = {}
+        """Arrangements to merge, in order."""
         self._merging = False
+        """True while a thread merges."""
 
     def open(
         self,
@@ -115,16 +119,16 @@ class SharedArrangements:
         lo: Frontier,
         rows: PartFilter | None = None,
     ) -> ArrangementHandle:
-        """Add a user that stands at `lo`.
+        """Add a user at `lo`.
 
         Args:
             shard: The shard of the updates.
             key: The key columns.
-            schema: The columns that it needs, the key's and those of `rows` among them.
-            lo: It reads at times before.
-            rows: The filter of the rows that it needs; None: all.
+            schema: The columns that it needs, including those of the key and of `rows`.
+            lo: It reads at times before this one.
+            rows: Filter of the rows that it needs; None for all.
 
-        Raises `InvalidUsage` for a key that has no equality.
+        Raises `InvalidUsage` for a key without equality.
         """
         check_key(schema, key)
         name = (shard, key)
@@ -135,20 +139,20 @@ class SharedArrangements:
                 place = self._directory / str(next(self._numbers))
                 entries.append(_Entry(name, schema, rows, place))
                 good = entries[-1:]
-            # The narrowest, and of those the newest.
+            # The narrowest one, and the newest of those.
             entry = min(reversed(good), key=lambda each: (each.rows is None, len(each.columns)))
             handle = ArrangementHandle(self, entry, lo, rows)
-            # Under the same lock as the choice: the since cannot pass `lo` in between.
+            # Under the same lock as the choice, so that the since cannot pass `lo` in between.
             entry.users.add(handle)
         return handle
 
     def merge(self, arrangements: Iterable[Arrangement]) -> None:
-        """Merge the runs of those arrangements where it is due; blocks until none is. A failed
+        """Merge the runs of those arrangements where due. Blocks until no merge is due. A failed
         merge changes nothing."""
         due = {each: None for each in arrangements if each.merge_due()}
         with self._lock:
             self._due |= due
-            # One merge at a time: the thread at work takes these, too.
+            # One merge at a time; the thread that is merging takes these, too.
             if self._merging:
                 return
             self._merging = True
@@ -159,7 +163,7 @@ class SharedArrangements:
                 except StorageError as error:
                     if arrangement.closed:
                         continue  # closed, and its files removed, during the merge
-                    log.warning("runs were not merged: %s", error)
+                    log.warning("could not merge runs: %s", error)
         except BaseException:
             with self._lock:
                 self._merging = False
@@ -188,12 +192,13 @@ class SharedArrangements:
         ]
 
     def note_private(self, arrangement: Arrangement, shard: ShardId) -> None:
-        """List an arrangement that one dataflow keeps of a shard for itself, until it is closed."""
+        """Include an arrangement of a shard that belongs to one dataflow in the statistics, until
+        it is closed."""
         with self._lock:
             self._private[arrangement] = shard
 
     def statistics(self) -> list[SharedStatistics]:
-        """Return all arrangements, the unfilled and the private ones too."""
+        """Return all arrangements, including unfilled and private ones."""
         with self._lock:
             entries = [entry for entries in self._entries.values() for entry in entries]
             found = [entry.statistics() for entry in entries]
@@ -205,7 +210,7 @@ class SharedArrangements:
 
 
 class _Entry:
-    """One arrangement and its users; guarded by the registry's lock, except inserts
+    """One arrangement and its users. Guarded by the registry's lock, except for inserts
     (`inserting`)."""
 
     def __init__(
@@ -217,31 +222,36 @@ class _Entry:
         self.rows = rows
         self.directory = directory
         self.users: set[ArrangementHandle] = set()
+        """Users that keep the since back; detached users are not among them."""
         self.arrangement: Arrangement | None = None
         """The arrangement; None until it is filled."""
         self.filling: ArrangementFill | None = None
+        """The filling in progress; None if there is none."""
         self.fillings = 0
+        """Number of fillings started; names their folders."""
         self.retired = False
-        """True if newcomers must not use it."""
+        """True if new users must not use it."""
         self.inserting = threading.Lock()
+        """Held while updates are inserted."""
         self.inserted = 0
-        """Bytes offered and inserted."""
+        """Bytes offered and inserted so far."""
         self.marks: list[tuple[Frontier, int]] = []
-        """Pairs (upper, bytes inserted when it was reached), ascending and a little apart."""
+        """Pairs (upper, bytes inserted when it was reached), in ascending order and some distance
+        apart."""
 
     def serves(self, schema: TableSchema, rows: PartFilter | None) -> bool:
-        """Return whether it holds these columns, and the rows that pass."""
+        """Return whether it contains these columns and the rows that pass the filter."""
         same = self.rows is None or (rows is not None and rows.name == self.rows.name)
         return same and self.columns.issuperset(schema.columns)
 
     def own(self, updates: pa.Table) -> pa.Table:
-        """Return the columns and rows that it holds, of updates with all columns."""
+        """Return the columns and rows that it contains, given updates with all columns."""
         if self.rows is not None:
             updates = self.rows.passing(updates)
         shape = self.schema.arrow_updates()
         narrower = len(shape) < updates.num_columns
         updates = updates.select(shape.names).cast(shape)
-        # Without some columns updates may cancel.
+        # Without some of their columns, updates may cancel out.
         return consolidate_if_smaller(updates) if narrower else updates
 
     def good_for(self, lo: Frontier) -> bool:
@@ -267,13 +277,13 @@ class _Entry:
             del self.marks[: min(passed, len(self.marks) - 1)]
 
     def backlog(self, lo: Frontier) -> int:
-        """Return the bytes inserted beyond `lo`, without the first insert there."""
-        # Not yet done with the next step, however large, is no lag.
+        """Return the bytes inserted beyond `lo`, except for the first insert there."""
+        # A user that has not finished the next step, however large, does not lag.
         passed = bisect.bisect_right(self.marks, lo, key=lambda mark: mark[0])
         return self.inserted - self.marks[passed][1] if passed < len(self.marks) else 0
 
     def detach_laggards(self, bytes_max: int, slack: int) -> list[ArrangementHandle]:
-        """Detach users that hold up compaction; never the one that is furthest on."""
+        """Detach users that hold back compaction, but never the most advanced one."""
         if self.inserted <= bytes_max:
             return []
         front = max((user.lo for user in self.users), default=0)
@@ -312,10 +322,11 @@ class ArrangementHandle:
         self.lo = lo
         """The user reads at times before it."""
         self._rows = None if entry.rows is not None else rows
-        """Filter of the arrangement's rows for this user; None: all."""
+        """Filter of the arrangement's rows for this user; None for all."""
         self._registry = registry
         self._entry = entry
         self._refused: str | None = None
+        """Why its reads are refused; None unless it was detached."""
         self._closed = False
 
     @property
@@ -330,17 +341,17 @@ class ArrangementHandle:
 
     @property
     def schema(self) -> TableSchema:
-        """Return the columns of the reads, which may be more than were asked for."""
+        """Return the columns of the reads, which may be more than were requested."""
         return self._entry.schema
 
     @property
     def rows(self) -> PartFilter | None:
-        """Return the filter of the arrangement's rows; None: all."""
+        """Return the filter of the arrangement's rows; None for all."""
         return self._entry.rows
 
     @property
     def upper(self) -> Frontier:
-        """Return the upper: all updates below are inserted; 0 while it is not filled."""
+        """Return the upper: all updates below it are inserted; 0 until it is filled."""
         arrangement = self._entry.arrangement
         return 0 if arrangement is None else arrangement.upper
 
@@ -352,7 +363,7 @@ class ArrangementHandle:
     # -- filling ----------------------------------------------------------------------------------
 
     def claim(self) -> ArrangementFill | None:
-        """Claim the filling; None when it is filled, or when another user fills it."""
+        """Claim the filling; None if it is filled already, or another user is filling it."""
         self._check()
         entry, registry = self._entry, self._registry
         with registry._lock:
@@ -364,8 +375,8 @@ class ArrangementHandle:
             return entry.filling
 
     def when_settled(self, call: Callable[[], None]) -> bool:
-        """Call back, once, when the filling under way is published or abandoned, on the thread that
-        ends it; return False (and never call) when none is under way."""
+        """Call back once when the filling in progress is published or abandoned, on the thread that
+        ends it. Return False, and never call, if there is none."""
         with self._registry._lock:
             filling = self._entry.filling
             if filling is None:
@@ -374,11 +385,12 @@ class ArrangementHandle:
             return True
 
     def retire(self) -> None:
-        """Hide this arrangement from newcomers: it cannot be advanced to this user's `lo`."""
+        """Hide this arrangement from new users, because it cannot be advanced to this user's
+        `lo`."""
         with self._registry._lock:
             self._entry.retired = True
 
-    # -- going on ---------------------------------------------------------------------------------
+    # -- advancing --------------------------------------------------------------------------------
 
     def offer(self, updates: pa.Table, lower: Frontier, upper: Frontier) -> None:
         """Insert the new part of the shard's updates with ``lower <= time < upper`` (all columns).
@@ -389,10 +401,10 @@ class ArrangementHandle:
         self._check()
         entry, registry = self._entry, self._registry
         if upper <= self.upper:
-            return  # another user has inserted it: no need to wait for the lock
+            return  # another user has inserted it, so do not wait for the lock
         with entry.inserting:
             arrangement = entry.arrangement
-            # Checked again under the lock: another user may have inserted meanwhile.
+            # Checked again under the lock, because another user may have inserted meanwhile.
             if arrangement is None or not lower <= arrangement.upper < upper:
                 return
             new = updates
@@ -409,13 +421,13 @@ class ArrangementHandle:
         """Offer the updates of ``[lo, hi)``, which the user has processed, and advance its `lo` to
         `hi`.
 
-        Raises as `offer` does.
+        Raises the same errors as `offer`.
         """
         self.offer(updates, self.lo, hi)
         self.move(hi)
 
     def move(self, lo: Frontier) -> None:
-        """Advance the user's `lo`. An earlier one raises `InvalidUsage`."""
+        """Advance the user's `lo`. Raises `InvalidUsage` for an earlier one."""
         if lo < self.lo:
             raise InvalidUsage(f"a user of {self.shard} at {self.lo} cannot go back to {lo}")
         entry, registry = self._entry, self._registry
@@ -424,14 +436,16 @@ class ArrangementHandle:
             laggards = entry.detach_laggards(registry.lag_bytes_max, registry.slack)
             ARRANGEMENT_LAG.crossed(bool(laggards))
             for late in laggards:
-                log.warning("%s at %d lags behind: it is detached", self.shard, late.lo)
+                log.warning(
+                    "detached a user of %s at %d, because it lags behind", self.shard, late.lo
+                )
                 late._refused = (
-                    f"the arrangement of {self.shard} went on without its user at {late.lo}"
+                    f"the arrangement of {self.shard} advanced without its user at {late.lo}"
                 )
             entry.moved(registry.slack)
 
     def merging(self) -> list[Arrangement]:
-        """Return the arrangement if a merge of it is due."""
+        """Return the arrangement in a list if a merge of it is due, else an empty list."""
         arrangement = self._entry.arrangement
         return [arrangement] if arrangement is not None and arrangement.merge_due() else []
 
@@ -441,13 +455,13 @@ class ArrangementHandle:
         """Return the updates before `lo` that match a row of any table: a superset
         (`Arrangement.lookup`).
 
-        Raises `ReadBelowSince` when the user was detached, `InvalidUsage` when it is not `ready`,
-        and `ResourceClosed`.
+        Raises `ReadBelowSince` if the user was detached, `InvalidUsage` if it is not `ready`, and
+        `ResourceClosed`.
         """
         return self._passing(self._readable().lookup_all(tables, self.lo))
 
     def scan(self) -> pa.Table:
-        """Return all updates before `lo`. Raises as `lookup` does."""
+        """Return all updates before `lo`. Raises the same errors as `lookup`."""
         return self._passing(self._readable().scan(self.lo))
 
     def _passing(self, found: pa.Table) -> pa.Table:
@@ -462,13 +476,13 @@ class ArrangementHandle:
 
     def _check(self) -> None:
         if self._closed:
-            raise ResourceClosed(f"this user of the arrangement of {self.shard} was closed")
-        # A detached user must not read: the since may be beyond its `lo`.
+            raise ResourceClosed(f"this user of the arrangement of {self.shard} is closed")
+        # A detached user must not read, because the since may be beyond its `lo`.
         if self._refused is not None:
             raise ReadBelowSince(self._refused)
 
     def close(self) -> None:
-        """Remove the user, and the arrangement with its last one; idempotent."""
+        """Remove the user, and with the last user the arrangement. May be called twice."""
         entry, registry = self._entry, self._registry
         with registry._lock:
             self._closed = True
@@ -482,30 +496,36 @@ class ArrangementHandle:
             entries.remove(entry)
             if not entries:
                 del registry._entries[entry.name]
-        # No newcomer can find it any more. A filling under way removes its own files.
+        # No new user can find it any more. A filling in progress removes its own files.
         if entry.arrangement is not None:
             entry.arrangement.close()
         shutil.rmtree(entry.directory, ignore_errors=True)
 
 
 class ArrangementFill:
-    """The first contents of an arrangement, inserted by one user, up to `publish` or `abandon`."""
+    """The first contents of an arrangement, inserted by one user until `publish` or `abandon`."""
 
     def __init__(self, registry: SharedArrangements, entry: _Entry, place: Path) -> None:
         self.since: Time | None = None
+        """The since to which the contents are advanced; None before `start`."""
         self.waiting: list[Callable[[], None]] = []
+        """Callbacks for the end of the filling."""
         self._registry = registry
         self._entry = entry
         self._place = place
         self.arrangement: Arrangement | None = None
+        """Made by `start`."""
         self._ended = False
+        """True after `publish` or `abandon`."""
 
     def start(self, shard_since: Time) -> None:
-        """Begin, with a shard that is readable from `shard_since` on; newcomers that need earlier
-        times get another arrangement from now on. Raises `ResourceClosed` after the end."""
+        """Start, with a shard that is readable from `shard_since` on. From now on, new users that
+        need earlier times get another arrangement. Raises `ResourceClosed` if the filling has
+        ended."""
         entry, registry = self._entry, self._registry
         arrangement = Arrangement(self._place, entry.schema, entry.name[1], registry._limits)
-        # Made outside of the lock (files); an end meanwhile removes them again.
+        # Made outside the lock, because it creates files; removed again if the filling ended
+        # meanwhile.
         with registry._lock:
             ended = self._ended
             if not ended:
@@ -514,22 +534,22 @@ class ArrangementFill:
                 self.arrangement = arrangement
         if ended:
             shutil.rmtree(self._place, ignore_errors=True)
-            raise ResourceClosed("the filling was given up before it began")
+            raise ResourceClosed("the filling was abandoned before it started")
 
     def insert(self, updates: pa.Table) -> None:
         """Add the arrangement's share of updates with all columns, in any order. Raises
-        `StorageError`, and `ResourceClosed` after the end."""
-        assert self.arrangement is not None, "start comes first"
+        `StorageError`, and `ResourceClosed` if the filling has ended."""
+        assert self.arrangement is not None, "call start first"
         self.arrangement.fill(self._entry.own(updates))
 
     def publish(self, upper: Frontier) -> None:
-        """Make the arrangement readable: all updates before `upper` are in. Raises
+        """Make the arrangement readable: all updates before `upper` have been inserted. Raises
         `StorageError`."""
         arrangement, entry, registry = self.arrangement, self._entry, self._registry
-        assert arrangement is not None, "start comes first"
+        assert arrangement is not None, "call start first"
         arrangement.insert(arrangement.schema.arrow_updates().empty_table(), upper)
         with registry._lock:
-            # Its last user may have closed meanwhile: then nobody would close the arrangement.
+            # If its last user has closed meanwhile, nobody would close the arrangement.
             used = bool(entry.users)
             if used:
                 entry.arrangement = arrangement
@@ -538,13 +558,14 @@ class ArrangementFill:
                 entry.filling = None
                 entry.moved(registry.slack)
         if used:
-            # Outside of the lock: callbacks may use the registry.
+            # Outside the lock, because callbacks may use the registry.
             self._settled()
         else:
             self.abandon()
 
     def abandon(self) -> None:
-        """Give up, unless it has ended: the contents are removed, another user may begin again."""
+        """Give up unless the filling has ended. The contents are removed, and another user may
+        start again."""
         with self._registry._lock:
             if self._ended:
                 return

@@ -1,16 +1,16 @@
-"""Reads an arrangement at one moment: rows summed up, in bounded pieces, copying little.
+"""Reads an arrangement at one moment: consolidated rows, in bounded pieces, with little copying.
 
-A `ArrangementSnapshot` is a list of runs and a time; both are immutable, whatever becomes of the
-arrangement (pages of a removed file live as long as their mapping). Equal rows have equal hashes,
-so the walk cuts the hash space into slices of bounded size and sums each by itself. Within a slice
-only rows that could meet another are grouped: those whose hash occurs in more than one run, or
-twice in a run that is not *plain*. A run is plain if it holds every row once, at one time that
-counts, and no errors: its rows are the answer as they are. So a large run with few changes beside
-it is yielded without a copy where nothing changed.
+An `ArrangementSnapshot` is a list of runs and a time. Both are immutable, whatever happens to the
+arrangement (pages of a deleted file live as long as their mapping). Equal rows have equal hashes,
+so the walk divides the hash space into slices of bounded size and consolidates each separately.
+Within a slice, only rows that could equal another are grouped: those whose hash occurs in more than
+one run, or twice in a run that is not *plain*. A run is plain if it contains every row once, at one
+time that counts, and no errors; then its rows are the result as they are. So a large run,
+accompanied by few changes, is yielded without copying where nothing changed.
 
-Rules. Every row is yielded once over all batches, with its sum in `DIFF`, never zero; a negative
-sum is left to the caller. Error updates are no rows: `errors` sums them. The walk may be ended at
-any batch. A slice that one hash fills alone is as large as its rows.
+Rules. Every row is yielded once over all batches, with its sum in `DIFF`, which is never zero; a
+negative sum is left to the caller. Error updates are not rows; `errors` consolidates them. The walk
+may be stopped at any batch. If one hash alone fills a slice, the slice is as large as its rows.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from actors.runtime.progress import Time
 
 SLICE_ROWS = 65_536
 SLICE_BYTES: Final = 4 << 20
-"""Bounds of what is read at a time."""
+"""Maximum size of a slice."""
 RESIDENT_BYTES_MAX = 64 << 20
-"""Bytes of runs whose mapped pages stay in memory after a walk; those of more are let go. A lookup
-of 1,000 keys in 48 MiB takes 9 × as long after that (November 2026)."""
+"""Size of runs up to which their mapped pages stay in memory after a walk; pages of larger ones are
+released. A lookup of 1,000 keys in 48 MiB takes 9 times as long after that (November 2026)."""
 
 
 class ArrangementSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """The contents of an arrangement: updates with ``time < before``."""
+    """The contents of an arrangement: its updates with ``time < before``."""
 
     runs: tuple[SortedRun, ...]
     before: Time
     schema: TableSchema
 
     def errors(self) -> pa.Table:
-        """Return the summed errors: columns `ERROR` and `DIFF`."""
+        """Return the consolidated errors, with columns `ERROR` and `DIFF`."""
         found = [
             _timely(batch, run, self.before).select([ERROR, DIFF])
             for run in self._counting()
@@ -60,8 +60,8 @@ class ArrangementSnapshot(msgspec.Struct, frozen=True, gc=False):
         return consolidate(table.filter(pc.is_valid(table[ERROR])))
 
     def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield user columns and `DIFF`; with `wanted` (ascending, distinct) only rows of these
-        hashes."""
+        """Yield the user's columns and `DIFF`; with `wanted` (ascending, distinct), only rows with
+        these hashes."""
         names = [*self.schema.names, DIFF]
         runs = self._counting()
         if wanted is not None:
@@ -82,8 +82,8 @@ class ArrangementSnapshot(msgspec.Struct, frozen=True, gc=False):
             return
         lower = np.uint64(0)
         count = rows // step + 1
-        # Cut where a block of the largest run begins, too: a slice over two of its blocks would
-        # hold two batches of that run, which would meet each other.
+        # Also cut where a block of the largest run starts: a slice that spans two of its blocks
+        # would contain two batches of that run, whose rows would have to be compared.
         largest = max(runs, key=lambda run: run.rows, default=None)
         firsts = [] if largest is None else [block.hashes[0] for block in largest.blocks[1:]]
         cuts = np.unique(np.append(boundaries(runs, count), np.array(firsts, np.uint64)))
@@ -91,7 +91,7 @@ class ArrangementSnapshot(msgspec.Struct, frozen=True, gc=False):
         for upper in [*cuts, None]:
             parts = [(run, batch) for run in runs for batch in run.between(lower, upper)]
             yield from _summed(parts, self.before, names, rest)
-            # Grouping few rows costs as much as many: they are gathered over slices.
+            # Grouping few rows costs as much as grouping many, so they are collected over slices.
             if rest.rows >= step:
                 yield from rest.take()
             _let_go(passed)
@@ -100,8 +100,8 @@ class ArrangementSnapshot(msgspec.Struct, frozen=True, gc=False):
         yield from rest.take()
 
     def point(self, wanted: int) -> list[tuple[SortedRun, RunBlock, int, int]] | None:
-        """Return the places of the rows of one hash: (run, block, first, beyond) each; None when
-        there are errors, which belong to every answer."""
+        """Return the positions of the rows with one hash, as (run, block, first, end) each; None if
+        there are errors, which belong to every result."""
         hash_ = np.uint64(wanted)
         found = []
         for run in self.runs:
@@ -128,7 +128,7 @@ def _let_go(runs: Sequence[SortedRun]) -> None:
 
 
 def is_plain(run: SortedRun, before: Time) -> bool:
-    """Return whether the run's rows before that time are its rows as they are."""
+    """Return whether the run's updates before this time are the resulting rows as they are."""
     single = run.time_min == run.time_max < before
     return single and run.consolidated and not run.has_errors
 
@@ -148,11 +148,13 @@ def _rows_of(batch: pa.RecordBatch, run: SortedRun, before: Time) -> pa.RecordBa
 
 
 class _Rest:
-    """Rows of whole slices that may meet another, with their hashes, not summed yet."""
+    """Rows that may equal others, collected over complete slices with their hashes, not
+    consolidated yet."""
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
         self.rows = 0
+        """Number of rows in `_batches`."""
 
     def add(self, batches: Sequence[pa.RecordBatch]) -> None:
         self._batches += batches
@@ -168,12 +170,12 @@ class _Rest:
 def _summed(
     parts: Sequence[tuple[SortedRun, pa.RecordBatch]], before: Time, names: list[str], rest: _Rest
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one slice that meet no other, and pass the rest to `rest`."""
+    """Yield the rows of one slice that cannot equal others, and pass the rest to `rest`."""
     counting = [(run, _rows_of(batch, run, before)) for run, batch in parts]
     counting = [(run, batch) for run, batch in counting if batch.num_rows]
     if not counting:
         return
-    # The largest batch is the base: most of it is yielded without grouping.
+    # The largest batch is the base; most of it is yielded without grouping.
     counting.sort(key=lambda part: part[1].num_rows)
     run, base = counting.pop()
     others = [batch for _, batch in counting]
@@ -181,7 +183,7 @@ def _summed(
     wanted = [HASH, *names]
     if meeting is not None:
         others.append(base.take(pa.array(np.flatnonzero(meeting))))
-        # Select before the filter: only yielded columns are copied.
+        # Select columns before filtering, so that only yielded columns are copied.
         base = base.select(names).filter(_bits(~meeting))
     if base.num_rows:
         yield from _without_zeros(base.select(names), run)
@@ -192,8 +194,8 @@ def _summed(
 def _meeting(
     hashes: Hashes, others: Sequence[pa.RecordBatch], plain: bool
 ) -> np.typing.NDArray[np.bool_] | None:
-    """Return the mask of rows with these hashes (ascending) that may equal another; None for
-    none."""
+    """Return a mask of the rows with these hashes (ascending) that may equal another row; None if
+    there are none."""
     mask = np.zeros(len(hashes), np.bool_)
     if not plain:
         same = hashes[1:] == hashes[:-1]
@@ -210,7 +212,7 @@ def _meeting(
 
 
 def _bits(mask: np.typing.NDArray[np.bool_]) -> pa.Array:
-    """Convert a mask to Arrow, with numpy, which takes a tenth of the time."""
+    """Convert a mask to Arrow. numpy packs it in a tenth of the time that Arrow takes."""
     packed = pa.py_buffer(np.packbits(mask, bitorder="little"))
     return pa.Array.from_buffers(pa.bool_(), len(mask), [None, packed])
 

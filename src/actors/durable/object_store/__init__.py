@@ -1,1 +1,1 @@
-"""Buckets of object stores: their URLs, and the few calls to them."""
+"""Access to buckets and folders: URLs, calls and errors of object stores, and file modes."""

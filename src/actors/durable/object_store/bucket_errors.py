@@ -1,7 +1,7 @@
-"""Converts errors of object stores to ours, in words that are known to be harmless.
+"""Converts errors of object stores to ours, using only text that is known to be harmless.
 
-Texts of the libraries and the stores may hold signed URLs, keys, or signed contents: only numbers
-and codes of them are passed on.
+Error texts of the libraries and stores may contain signed URLs, keys or signed contents, so only
+their numbers and codes are passed on.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 from actors.runtime.errors import StorageError, StoreBusy, storage_error
 
 _STATUS: Final = re.compile(r"status code(?:\x1b\[\d+m|\D)*?(\d{3})\b")
-"""Some libraries color their errors, hence the escape sequences."""
+"""Allows for escape sequences, because some libraries color their errors."""
 _CREDENTIALS: Final = re.compile(r"Missing\w+|metadata|[Cc]redential")
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _TOO_OFTEN: Final = "429"
 _ALLOWED: Final = "the service's credentials do not allow it"
-_TAKEN: Final = "the store does not take the service's credentials"
-_NONE: Final = "the service's environment has no credentials for it"
+_TAKEN: Final = "the store rejected the service's credentials"
+_NONE: Final = "the service's environment has no credentials for the store"
 
 
 @contextmanager
@@ -29,18 +29,18 @@ def translate_errors(
 ) -> Iterator[None]:
     """Convert errors of the library to `StorageError`, without their texts.
 
-    `once`: a single request was sent, so a refusal is determinate: nothing was done. With retries a
-    refusal concerns the last request alone: an earlier one, whose answer was lost, may have been
-    done.
+    `once` means that a single request was sent, so that a refusal is determinate: nothing was done.
+    With retries, a refusal only concerns the last request; an earlier one, whose answer was lost,
+    may have been executed.
     """
     from obstore import exceptions
 
     try:
         yield
     except TimeoutError:
-        text = f"could not {what} {where}: the store did not answer"
+        text = f"could not {what} {where}: the store did not respond"
         raise StorageError(text, determinate=determinate) from None
-    # `from None` here and below: a chained error would carry the secrets into logs.
+    # `from None` here and below, because a chained error would carry the secrets into logs.
     except (exceptions.BaseError, FileNotFoundError, ValueError) as error:
         refused = isinstance(
             error,
@@ -63,11 +63,11 @@ def _status(text: str) -> str | None:
 
 
 def reason(error: BaseException) -> str:
-    """Return the reason of an error, with the store's numbers and codes only; also for other
-    libraries that access stores."""
+    """Return the reason for an error, with only numbers and codes of the store. Also works for
+    other libraries that access stores."""
     from obstore import exceptions
 
-    # Searched, never shown.
+    # Searched, but never shown.
     text = str(error)
     code = _CODE.search(text)
     found = [each for each in (_status(text), code and code[1]) if each is not None]
@@ -78,40 +78,41 @@ def reason(error: BaseException) -> str:
         case exceptions.UnauthenticatedError():
             return f"{_TAKEN}{said}"
         case FileNotFoundError():
-            return f"there is no such bucket{said}"
+            return f"the bucket does not exist{said}"
         case exceptions.NotSupportedError():
-            return "this store cannot do it"
+            return "this store does not support it"
     if "403" in found:  # some requests fail with a generic error
         return f"{_ALLOWED}{said}"
     if "401" in found:
         return f"{_TAKEN}{said}"
     if "NoSuchBucket" in found:
-        return f"there is no such bucket{said}"
+        return f"the bucket does not exist{said}"
     if _TOO_OFTEN in found:
-        return f"the store is asked too often{said}"
+        return f"too many requests to the store{said}"
     if found:
         return f"the store failed{said}"
     if "kind: Timeout" in text:
-        return "the store did not answer"
+        return "the store did not respond"
     if "kind: Connect" in text:
         return "the store cannot be reached"
     if "BadScheme" in text:
         return (
-            "the store is not reached by https (…_ALLOW_HTTP=true in its environment allows http)"
+            "the URL of the store does not use https (…_ALLOW_HTTP=true in its environment allows "
+            "http)"
         )
-    # Last, as its pattern is the loosest.
+    # Last, because its pattern is the least specific.
     if _CREDENTIALS.search(text) is not None:
         return _NONE
     return f"the store failed ({type(error).__name__})"
 
 
 def hint_for(text: str, needed: str) -> str:
-    """Return advice for a bucket's error, by its text; `needed`: the right that the credentials
-    need."""
+    """Return what to do about a bucket's error, by its text. `needed` names the permissions that
+    the credentials need."""
     if _ALLOWED in text:
-        return f"give the service's credentials the right to {needed} there"
+        return f"grant the service's credentials the permission to {needed}"
     if _TAKEN in text or _NONE in text:
-        return "see to the credentials in the service's environment, and start it anew"
-    if "no such bucket" in text:
-        return "make the bucket, or name another"
-    return "see that the service reaches the store, then wait"
+        return "check the credentials in the service's environment, and restart the service"
+    if "the bucket does not exist" in text:
+        return "create the bucket, or name another one"
+    return "check that the service can reach the store; the service will retry"

@@ -1,12 +1,12 @@
-"""The asynchronous calls to a bucket, over obstore, for `persist` and sources. Sinks and copies
-call in threads (`bucket_calls`).
+"""The asynchronous calls to a bucket, based on obstore, for `persist` and sources. Sinks and copies
+make blocking calls in threads (`bucket_calls`).
 
-Credentials, region and endpoint come from the process's environment alone, as the store's own tools
-read them. Every request has a time limit, and a bounded number of retries; every call ends within
-the sum of those, also when the store never answers.
+Credentials, region and endpoint come only from the process's environment, as the store's own tools
+read them. Every request has a time limit and a limited number of retries. Every call ends within
+the sum of those, even if the store never responds.
 
-A large file goes up in pieces (a multipart upload) of bounded memory. The pieces that a killed
-process leaves are for the bucket's lifecycle rules.
+A large file is uploaded in pieces (a multipart upload) with bounded memory. Pieces left by a
+crashed process must be removed by the bucket's lifecycle rules.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ R = TypeVar("R")
 PIECE_BYTES: Final = 8 << 20
 PIECES_AT_ONCE: Final = 2
 PIECES_MAX: Final = 9_000
-"""Bound for one file; S3 takes 10,000."""
+"""Maximum number of pieces of one file; S3 allows 10,000."""
 PAGE_KEYS: Final = 1_000
 GIVE_UP_S: Final = 5.0
-"""Grace for a cancelled upload, or for the removal of a copy's files."""
+"""Grace period for a cancelled upload, or for removing a copy's files."""
 _ALLOW_HTTP: Final = {
     "s3": "AWS_ALLOW_HTTP",
     "gs": "GOOGLE_ALLOW_HTTP",
@@ -48,14 +48,14 @@ _ALLOW_HTTP: Final = {
 
 
 class ObjectVersion(msgspec.Struct, frozen=True):
-    """Version of an object, as the store distinguishes them."""
+    """Version of an object, as the store identifies it."""
 
     e_tag: str | None
     version: str | None
 
 
 class FetchedObject(msgspec.Struct, frozen=True):
-    """An object's bytes, and its version."""
+    """An object's bytes and its version."""
 
     data: bytes
     version: ObjectVersion
@@ -67,12 +67,12 @@ class ListedObject(msgspec.Struct, frozen=True):
     key: str
     size: int
     modified_ns: int
-    """The store's time of the last write (Unix time); many stores have whole seconds only."""
+    """The store's time of the last write (Unix time). Many stores only have whole seconds."""
     version: ObjectVersion
 
 
 def open_store(kind: str, bucket: str, settings: Settings, retries: int) -> ObjectStore:
-    """Open the library's store for a bucket of the kind s3, gs or az; sends no request, blocks for
+    """Open the library's store for a bucket of kind s3, gs or az. Sends no request, but blocks for
     some ms. Raises the library's errors."""
     from obstore import store as stores
 
@@ -80,7 +80,7 @@ def open_store(kind: str, bucket: str, settings: Settings, retries: int) -> Obje
     client: Any = {
         "timeout": timedelta(milliseconds=timeout_ms),
         "connect_timeout": timedelta(milliseconds=min(timeout_ms, settings.connect_timeout_ms)),
-        # An explicit value hides the environment's, so it is read here.
+        # An explicit value overrides the environment's, so the environment is read here.
         "allow_http": allows_http(kind),
     }
     retry: Any = {
@@ -108,12 +108,12 @@ def allows_http(kind: str) -> bool:
 
 
 class BucketStore:
-    """One bucket. Keys are whole paths in it. `where` names it in errors."""
+    """One bucket. Keys are complete paths in it. `where` names it in errors."""
 
     def __init__(self, store: ObjectStore, once: ObjectStore, where: str, limits: Settings) -> None:
         self._store = store
         self._once = once
-        """The same store, without retries."""
+        """The same store without retries."""
         self._where = where
         timeout_s = limits.copy_request_timeout_ms / 1000
         pause_s = limits.retry_delay_ms_max / 1000
@@ -122,7 +122,7 @@ class BucketStore:
 
     @classmethod
     def open(cls, kind: str, bucket: str, settings: Settings) -> BucketStore:
-        """Open a bucket of the kind s3, gs or az; sends no request, blocks for some ms. Raises
+        """Open a bucket of kind s3, gs or az. Sends no request, but blocks for some ms. Raises
         `StorageError`."""
         where = f"{kind}://{bucket}"
         with translate_errors("open", where, determinate=True):
@@ -130,8 +130,8 @@ class BucketStore:
             return cls(store, open_store(kind, bucket, settings, 0), where, settings)
 
     async def get(self, key: str, bytes_max: int) -> FetchedObject | None:
-        """Return an object, or None. Raises `StorageError`, also for one of more than
-        `bytes_max`."""
+        """Return an object; None if it does not exist. Raises `StorageError`, in particular for an
+        object larger than `bytes_max`."""
         with translate_errors("read", self._of(key), determinate=True):
             try:
                 with anyio.fail_after(self._request_s):
@@ -143,7 +143,7 @@ class BucketStore:
                         )
                     data = bytes(await result.bytes_async())
             except FileNotFoundError as error:
-                # A missing bucket looks like a missing object: only the code tells them apart.
+                # A missing bucket looks like a missing object; only the code distinguishes them.
                 if "NoSuchBucket" in str(error):
                     raise
                 return None
@@ -151,7 +151,7 @@ class BucketStore:
             return FetchedObject(data, ObjectVersion(meta.get("e_tag"), meta.get("version")))
 
     async def begin(self, key: str, bytes_max: int) -> tuple[ListedObject, bytes | None] | None:
-        """Return an object's listing, and its bytes unless they are more than `bytes_max`; None if
+        """Return an object's listing, and its bytes unless there are more than `bytes_max`; None if
         it does not exist. Raises `StorageError`."""
         with translate_errors("read", self._of(key), determinate=True):
             try:
@@ -177,7 +177,7 @@ class BucketStore:
             except StorageError as error:
                 if error.determinate:
                     raise
-            # Retry here is safe: the same bytes under the same key.
+            # Retrying is safe, because it writes the same bytes under the same key.
             await self._store.put_async(key, data, use_multipart=False)
 
         await self._to_its_end(key, put, threading.Event(), self._request_s + self._try_s)
@@ -194,8 +194,8 @@ class BucketStore:
         stopped = threading.Event()
 
         async def put() -> None:
-            # The library aborts a multipart upload only on an error of its source: `read_pieces`
-            # raises one when it is stopped.
+            # The library aborts a multipart upload only if its source raises an error, so
+            # `read_pieces` raises one when it is stopped.
             pieces = read_pieces(source, piece, stopped, seen)
             await self._store.put_async(
                 key, pieces, chunk_size=piece, max_concurrency=PIECES_AT_ONCE
@@ -217,11 +217,11 @@ class BucketStore:
         try:
             await run_to_its_end(translated, stopped, limit_s)
         except TimeoutError:
-            text = f"could not write {self._of(key)}: the store did not answer"
+            text = f"could not write {self._of(key)}: the store did not respond"
             raise StorageError(text, determinate=False) from None
 
     async def pages(self, prefix: str) -> AsyncGenerator[list[ListedObject], None]:
-        """Yield all objects below a prefix (``""``: of the bucket), in pages of at most
+        """Yield all objects below a prefix (``""`` for the whole bucket), in pages of at most
         `PAGE_KEYS`. Raises `StorageError`."""
         with translate_errors("list", self._of(prefix), determinate=True):
             stream = self._store.list(prefix or None, chunk_size=PAGE_KEYS)
@@ -246,8 +246,8 @@ class BucketStore:
                 return None
 
     async def piece(self, of: ListedObject, start: int, end: int) -> bytes | None:
-        """Return bytes of an object as it was listed, ``start <= n < end``; None if it was replaced
-        or deleted. Raises `StorageError`."""
+        """Return the bytes ``start <= n < end`` of an object as it was listed; None if it was
+        replaced or deleted. Raises `StorageError`."""
         from obstore.exceptions import PreconditionError
 
         options: Any = {"range": (start, end)}
@@ -268,13 +268,15 @@ class BucketStore:
                 return None
             meta = result.meta
             same = meta["size"] == of.size and len(data) == end - start
-            if of.version.e_tag is None:  # compare whole seconds: many listings have no more
+            if (
+                of.version.e_tag is None
+            ):  # compare whole seconds, because many listings are no more precise
                 second = 1_000_000_000
                 same = same and listed(meta).modified_ns // second == of.modified_ns // second
             return data if same else None
 
     async def delete(self, keys: list[str]) -> None:
-        """Remove objects; a missing one is no error. Raises `StorageError`."""
+        """Delete objects; missing ones are ignored. Raises `StorageError`."""
         for start in range(0, len(keys), 1_000):
             some = keys[start : start + 1_000]
             with translate_errors("remove files of", self._where, determinate=False):
@@ -290,7 +292,7 @@ class BucketStore:
 
 
 def put_mode(expected: ObjectVersion | None) -> Any:
-    """Return the library's mode for a write over that version (None: over no object)."""
+    """Return the library's mode for a write over this version (None: only if no object exists)."""
     if expected is None:
         return "create"
     given = {"e_tag": expected.e_tag, "version": expected.version}
@@ -298,8 +300,8 @@ def put_mode(expected: ObjectVersion | None) -> Any:
 
 
 def piece_bytes(bytes_total: int) -> int:
-    """Return the size of the pieces in which a file of that size is uploaded."""
-    # Larger pieces for a file that would exceed the store's number of pieces.
+    """Return the size of the pieces in which a file of this size is uploaded."""
+    # Larger pieces for a file that would otherwise exceed the maximum number of pieces.
     return max(PIECE_BYTES, -(-bytes_total // PIECES_MAX))
 
 
@@ -310,10 +312,10 @@ class UploadStopped(Exception):
 async def run_to_its_end(
     work: Callable[[], Awaitable[R]], stopped: threading.Event, limit_s: float = math.inf
 ) -> R:
-    """Await a call that must not be cut off; return its result.
+    """Await a call that must not be cut off, and return its result.
 
-    If the caller is cancelled, set `stopped`, so that the call ends early, and wait `GIVE_UP_S` at
-    most. Raise `TimeoutError` after that, or after `limit_s`.
+    If the caller is cancelled, set `stopped`, so that the call ends early, and wait for at most
+    `GIVE_UP_S`. Raises `TimeoutError` after that, or after `limit_s`.
     """
     result: list[R] = []
     failure: BaseException | None = None
@@ -330,14 +332,14 @@ async def run_to_its_end(
                     shield.deadline = min(shield.deadline, anyio.current_time() + GIVE_UP_S)
 
         group.start_soon(stop_when_canceled)
-        # Shielded: a cancelled call goes on for `GIVE_UP_S`, so that its outcome is known and the
-        # store can drop the pieces.
+        # Shielded: a cancelled call continues for up to `GIVE_UP_S`, so that its outcome is known
+        # and the store can discard the pieces.
         with shield:
             try:
                 result.append(await work())
             except anyio.get_cancelled_exc_class():
                 raise
-            # Kept, since the group would wrap it. Panics of native code are no `Exception`.
+            # Stored, because the group would wrap it. Panics of native code are not `Exception`s.
             except BaseException as error:  # noqa: BLE001
                 failure = error
         ended = True
@@ -351,13 +353,13 @@ async def run_to_its_end(
 
 
 Seen = Callable[[bytes], None]
-"""Callback with a piece."""
+"""Callback that receives each piece."""
 
 
 def read_pieces(
     source: Path | bytes, piece: int, stopped: threading.Event, seen: Seen | None
 ) -> Iterator[bytes]:
-    """Yield the pieces of a file; runs in threads of the library."""
+    """Yield the pieces of a file. Runs in threads of the library."""
     with BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
         while data := file.read(piece):
             if stopped.is_set():
@@ -376,4 +378,4 @@ def listed(meta: Any) -> ListedObject:
 
 
 Opener = Callable[[str, str, Settings], BucketStore]
-"""Arguments: kind, bucket, settings."""
+"""Opens a bucket, given its kind, its name and the settings."""

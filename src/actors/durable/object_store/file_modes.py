@@ -1,10 +1,10 @@
-"""Modes of files: what the service keeps is its user's alone, what it writes for others is not.
+"""File modes: the service's own files are private to its user, files for others are not.
 
-Theory of operation. The commands run within `private_umask`, so that every file of the process is
-private, also those that libraries and Spark make. What is durable is made with explicit modes
-besides, since the package may be used in a process with any umask. Copies and sinks write for
-others: they undo the umask for each file and folder (`share_file`, `make_shared_folder`), up to the
-one that the process was started with.
+Theory of operation. The commands run inside `private_umask`, so every file of the process is
+private, including those that libraries and Spark create. Durable files are also created with
+explicit modes, because the package may be used in a process with any umask. Copies and sinks write
+for others: for each file and folder they restore the permissions that the process's original umask
+allows (`share_file`, `make_shared_folder`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PRIVATE_FILE: Final = 0o600
 PRIVATE_FOLDER: Final = 0o700
 _OTHERS: Final = 0o077
 _outer_umask: int | None = None
-"""The umask that the process was started with, within `private_umask`."""
+"""The umask with which the process was started, inside `private_umask`; None outside."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def private_umask() -> Iterator[None]:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file for `open(opener=…)`; a new one is private."""
+    """Open a file for `open(opener=…)`. A new file is private."""
     return os.open(path, flags, PRIVATE_FILE)
 
 
@@ -50,7 +50,7 @@ def share_file(descriptor: int, mode: int = 0o666) -> None:
 
 
 def make_shared_folder(path: Path) -> None:
-    """Make a folder for others, and those above it, unless they exist. Raises OSError."""
+    """Create a folder for others, and its parents, unless they exist. Raises OSError."""
     try:
         path.mkdir()
     except FileNotFoundError:
@@ -65,11 +65,11 @@ def make_shared_folder(path: Path) -> None:
 
 
 def warn_if_open(folder: Path) -> None:
-    """Log a warning if others may use a folder of ours, as releases before made them."""
+    """Log a warning if others may access a folder of ours, as earlier releases created them."""
     mode = folder.stat().st_mode
     if mode & _OTHERS:
         log.warning(
-            "others than its owner may use %s (mode %03o): chmod -R go= %s",
+            "other users may access %s (mode %03o): chmod -R go= %s",
             folder,
             mode & 0o777,
             folder,

@@ -1,4 +1,4 @@
-"""The blocking calls that make files and their names in a local folder durable."""
+"""Blocking calls that make files, and their names in a local folder, durable."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ def _sync(path: Path, flags: int) -> None:
 def write_file(
     path: Path, data: bytes, flags: int, *, durable: bool = True, shared: bool = False
 ) -> None:
-    """Write a file's bytes, by default durable on return; its name is not. `flags`: of `os.open`,
-    such as `os.O_EXCL`. The file is private unless `shared`. Raises OSError."""
+    """Write a file's bytes, by default durable on return. Its name is not yet durable.
+
+    `flags` are additional flags of `os.open`, such as `os.O_EXCL`. The file is private unless
+    `shared`. Raises OSError.
+    """
     mode = 0o666 if shared else PRIVATE_FILE
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, mode)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         if shared:
             share_file(descriptor)
         view = memoryview(data)
-        # A raw file may take only a part, for example on a disk that is almost full.
+        # A raw file may accept only part of the data, for example on a disk that is almost full.
         while view:
             view = view[file.write(view) :]
         if durable:

@@ -1,7 +1,7 @@
-"""Durable appends: write the lists of parts, change all documents in one set, settle the parts.
+"""Durable appends: writes part lists, changes all documents in one set, and settles the parts.
 
-The rules of an append are pure (`change.py`, `shard.appended`). This module decides the fate of
-the blobs: appended, refused, or left to the collection of orphans.
+The rules of an append are pure (`change.py`, `shard.appended`). This module decides what happens to
+the blobs: appended, refused, or left to orphan collection.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from actors.runtime.tracing.append_traces import AppendTraceIndex
 
 
 class ShardAppender:
-    """The appends of one process; see `PersistClient.append`."""
+    """Performs the appends of one process, for `PersistClient.append`."""
 
     def __init__(
         self,
@@ -68,13 +68,12 @@ class ShardAppender:
         tables_upper: tuple[Frontier, Frontier] | None,
         extra: Sequence[CompareAndSet],
     ) -> AppendCommitted | UpperMismatch:
-        """Append to all shards in one set; see `PersistClient.append`, which raises the same
-        errors."""
+        """Append to all shards in one set, as `PersistClient.append` specifies."""
         check_append(appends, tables_upper)
         # Backpressure: an append to a shard whose document is too large waits for a compaction.
         await self._upkeep.relieve([append.shard for append in appends])
         parts = [part for append in appends for part in append.parts]
-        # From here until the outcome is known nobody may discard these parts.
+        # From here until the outcome is known, nobody may discard these parts.
         begun = self._parts.begin(parts)
         lists: list[PartList] = []
         started = self._clock.monotonic_ms()
@@ -125,7 +124,7 @@ class ShardAppender:
             uncertain = documents.uncertain
             outcome = append_all(documents, appends, tables_upper, self._parts.writer, call)
             if outcome.writes:
-                # Checked within the change: right before a state names the parts, in every attempt.
+                # Checked within the change, right before a state names the parts, in every attempt.
                 self._parts.check_kept(parts)
                 self._parts.check_young(parts, uncertain=uncertain)
             return outcome
@@ -146,15 +145,15 @@ class ShardAppender:
             if isinstance(error, PenstockError) and error.determinate and not uncertain:
                 await self._refused(begun, lists)
             else:
-                # Indeterminate: a state may name the parts, so only the collection of orphans,
-                # which reads the state first, may delete them.
+                # Indeterminate: a state may name the parts. Only orphan collection, which reads the
+                # state first, may delete them.
                 self._parts.leave((*begun, *lists), self._settings.stash_orphan_ms)
             raise
 
     async def _refused(self, begun: Sequence[BatchPart], lists: Sequence[PartList]) -> None:
-        """Give the parts back to their caller and delete the lists: nothing was appended."""
+        """Return the parts to their caller and delete the lists, because nothing was appended."""
         self._parts.end(begun, self._settings.stash_orphan_ms)
         if lists:
-            # No caller knows of the lists: a cancelled one must not leave them behind.
+            # No caller knows about the lists, so a cancelled one must not leave them behind.
             with anyio.CancelScope(shield=True):
                 await self._parts.discard(lists)

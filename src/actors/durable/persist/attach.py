@@ -1,8 +1,8 @@
-"""Opens shards from another process: beside the service that owns the stores, or without one.
+"""Opens shards from another process, alongside the service that owns the stores or without one.
 
-`open_as_guest` gives a `PersistClient` that is a guest (`split_leases.py`): it reads under leases
-that the owner keeps, and may compact; it deletes nothing and moves no since. `open_as_owner` gives
-the owner of a state directory, and is refused while a service runs there.
+`open_as_guest` returns a `PersistClient` that is a guest (`split_leases.py`): it reads under leases
+that the owner preserves, and may compact, but deletes nothing and moves no since. `open_as_owner`
+opens a state directory as its owner, and fails while a service uses it.
 
 The stores are named by a state directory or by two URLs (`store_urls.py`).
 """
@@ -34,18 +34,18 @@ from actors.runtime.progress import ShardId
 from actors.runtime.settings import Settings, without_user
 
 _NAMED_MAX: Final = 8
-"""Limit of names in a message."""
+"""Maximum number of names in a message."""
 
 
 class StoreLocation(msgspec.Struct, frozen=True):
-    """Location of shards: blobs and documents each at a URL, or in a state directory."""
+    """Where blobs and documents are: each at a URL or in a state directory."""
 
     state_dir: str | None = None
     blob_url: str | None = None
     consensus_url: str | None = None
 
     def shown(self) -> str:
-        """Return the location for messages, without a user's password."""
+        """Return the location for messages, without passwords."""
         given = (self.state_dir, self.blob_url, self.consensus_url)
         return " with ".join(without_user(one) for one in given if one)
 
@@ -53,12 +53,12 @@ class StoreLocation(msgspec.Struct, frozen=True):
 def store_location(
     state_dir: str | None, blob_url: str | None, consensus_url: str | None
 ) -> StoreLocation:
-    """Return the place; a state directory is needed only where a URL is missing. Raises
-    `InvalidUsage` when neither is given."""
+    """Return the location of the stores. The state directory is only needed if a URL is missing.
+    Raises `InvalidUsage` if neither is given."""
     if state_dir is None and (blob_url is None or consensus_url is None):
         raise InvalidUsage(
-            "name the stores: a state directory, or a URL of blobs and a URL of documents, or a"
-            " state directory and the URL of what is not in it"
+            "name the stores: give a state directory, or the URLs of blobs and documents, or a "
+            "state directory and the URL of what is not in it"
         )
     directory = None if blob_url is not None and consensus_url is not None else state_dir
     return StoreLocation(
@@ -69,7 +69,7 @@ def store_location(
 
 
 class AttachedClient(msgspec.Struct, frozen=True):
-    """An open client, and the stores that it stands on."""
+    """An open client and its stores."""
 
     client: PersistClient
     blob: BlobStore
@@ -80,20 +80,20 @@ class AttachedClient(msgspec.Struct, frozen=True):
 
 
 async def open_blobs(place: StoreLocation, settings: Settings, clock: ActorClock) -> BlobStore:
-    """Open only the blobs of a place, to read parts that another process holds under a lease.
-    Raises `InvalidUsage`, `StorageError`, `StateDirectoryError`."""
+    """Open only the blobs, to read parts that another process keeps under a lease. Raises
+    `InvalidUsage`, `StorageError` and `StateDirectoryError`."""
     if place.blob_url is None:
         assert place.state_dir is not None
         return FileBlob(_looked_at(place.state_dir).blobs, clock, settings.disk_timeout_ms)
     _check_there(place.blob_url)
-    # Not exclusive: the owner may be writing temporary files.
+    # Not exclusive, because the owner may be writing temporary files.
     return await open_blob(place.blob_url, settings, clock, exclusive=False)
 
 
 async def open_documents(
     place: StoreLocation, settings: Settings, clock: ActorClock, random: Random
 ) -> SnapshotConsensus:
-    """Open only the documents of a place. Raises as `open_blobs` does, and `CorruptData`."""
+    """Open only the documents. Raises the same errors as `open_blobs`, and `CorruptData`."""
     if place.consensus_url is None:
         assert place.state_dir is not None
         path = _looked_at(place.state_dir).consensus
@@ -109,10 +109,10 @@ async def open_documents(
 async def open_as_guest(
     place: StoreLocation, settings: Settings, clock: ActorClock, random: Random | None = None
 ) -> AsyncGenerator[AttachedClient]:
-    """Open the stores as a guest; its leases are dropped at the end.
+    """Open the stores as a guest, whose leases are dropped at the end.
 
-    The caller renews them (`Upkeep.heartbeat`, `maintain`). Raises `InvalidUsage`,
-    `StateDirectoryError`, `StorageError`, `CorruptData`.
+    The caller renews them (`ShardUpkeep.heartbeat`, `maintain`). Raises `InvalidUsage`,
+    `StateDirectoryError`, `StorageError` and `CorruptData`.
     """
     random = random or SystemRandom()
     name = f"{random.getrandbits(64):016x}"
@@ -130,7 +130,7 @@ async def open_as_guest(
             guest=True,
             scratch=scratch,
         )
-        # Pushed first, hence run last: the client may spill to it until it is closed.
+        # Pushed first, so it runs last: the client may spill to this folder until it is closed.
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         stack.push_async_callback(client.close)
         yield AttachedClient(client, blob, consensus, place, name)
@@ -140,9 +140,10 @@ async def open_as_guest(
 async def open_as_owner(
     place: StoreLocation, settings: Settings, clock: ActorClock
 ) -> AsyncGenerator[AttachedClient]:
-    """Open the stores as their owner, as a service would; by URL, as one of several processes.
+    """Open the stores as their owner, like a service; if the documents are at a URL, as one of
+    several processes.
 
-    Raises as `open_as_guest` does, and `StateDirectoryError` while a service runs in that
+    Raises the same errors as `open_as_guest`, and `StateDirectoryError` while a service uses the
     directory.
     """
     random = SystemRandom()
@@ -151,7 +152,7 @@ async def open_as_owner(
         if place.consensus_url is None:
             assert place.state_dir is not None
             folder = _looked_at(place.state_dir).path
-            # The lock makes this process the single owner, as a service would be.
+            # The lock makes this process the single owner, like a service.
             directory = await clock.run_blocking(lambda: StateDirectory.open(folder))
             stack.callback(directory.close)
         else:
@@ -164,42 +165,42 @@ async def open_as_owner(
 
 
 async def find_shard(client: PersistClient, shard: str) -> ShardId:
-    """Return the shard of that name. Raises `UnknownObject`, which lists names close to it."""
+    """Return the shard with this name. Raises `UnknownObject` with similar names."""
     shards = await client.list_shards()
     if shard in shards:
         return shard
-    raise UnknownObject(f"there is no shard {shard!r}; {suggest_names(shard, shards, 'shards')}")
+    raise UnknownObject(f"shard {shard!r} does not exist; {suggest_names(shard, shards, 'shards')}")
 
 
 def suggest_names(name: str, names: Sequence[str], what: str) -> str:
-    """Return the end of an error message: names close to `name`, or the first ones there are."""
+    """Return the end of an error message: similar names, or the first ones that exist."""
     if not names:
         return f"there are no {what}"
-    # Close names if there are any: a typing error is likelier than a wrong store.
+    # Prefer similar names: a typo is more likely than a wrong store.
     close = difflib.get_close_matches(name, names, _NAMED_MAX)
     shown = close or sorted(names)[:_NAMED_MAX]
     more = "" if close or len(names) <= len(shown) else f" and {len(names) - len(shown)} more"
-    return f"{'near it are' if close else f'{what} are'} {', '.join(shown)}{more}"
+    return f"{'similar' if close else 'available'} {what}: {', '.join(shown)}{more}"
 
 
 def _looked_at(state_dir: str) -> StateDirectory:
-    """Return the paths of an existing state directory, without taking its lock. Raises
+    """Return the paths in an existing state directory, without locking it. Raises
     `StateDirectoryError`."""
-    # No descriptor, hence no lock: a service may hold it.
+    # Without a descriptor there is no lock, which a service may hold.
     directory = StateDirectory(Path(state_dir), -1)
     directory.check_whole()
     mark = directory.path / "FORMAT"
     if not mark.exists():
         raise StateDirectoryError(
-            f"{directory.path} is no state directory (it has no FORMAT): name the one that"
-            " `penstock serve --state-dir` was given"
+            f"{directory.path} is not a state directory (it has no FORMAT file): give the one that "
+            "was passed to `penstock serve --state-dir`"
         )
     text = mark.read_text(errors="replace").strip()
-    # A guest must not touch a directory of a newer format either.
+    # Not even a guest may touch a directory of a newer format.
     if not text.isdecimal() or int(text) > FORMAT:
         raise StateDirectoryError(
-            f"the state directory {directory.path} has format {text[:40]!r}, this version reads up"
-            f" to {FORMAT}: use the newer version of the program"
+            f"the state directory {directory.path} has format {text[:40]!r}, this version supports "
+            f"up to {FORMAT}: use the newer version of the program"
         )
     return directory
 
@@ -207,17 +208,17 @@ def _looked_at(state_dir: str) -> StateDirectory:
 def _check_documents(path: Path) -> None:
     if not path.exists():
         raise StateDirectoryError(
-            f"{path.parent} holds no documents ({path.name}): a service that keeps them elsewhere"
-            " was given a consensus_url; name it, too"
+            f"{path.parent} contains no documents ({path.name}): its service stores them elsewhere "
+            "(consensus_url); give that URL, too"
         )
     if not os.access(path, os.R_OK | os.W_OK):
         raise StateDirectoryError(
-            f"this user may not read and write {path}: run it as the user of the service"
+            f"this user may not read and write {path}: run this as the user of the service"
         )
 
 
 def _local(url: str) -> Path | None:
-    """Return the path on this machine that the URL names; None for a remote store."""
+    """Return the local path that a URL names; None for a remote store."""
     scheme, _, rest = url.partition(":")
     if scheme.lower() not in ("file", "sqlite"):
         return None
@@ -225,24 +226,23 @@ def _local(url: str) -> Path | None:
 
 
 def _check_there(url: str) -> None:
-    """Raise `StorageError` when a local store does not exist."""
+    """Raise `StorageError` if a local store does not exist."""
     # Opening would create an empty store for a mistyped name.
     path = _local(url)
     if path is not None and not path.exists():
         raise StorageError(
-            f"{without_user(url)}: there is nothing at {path}; write the URL that the service was"
-            " given",
+            f"{without_user(url)}: {path} does not exist; give the URL that the service uses",
             determinate=True,
         )
 
 
 def _check_shared(place: StoreLocation) -> None:
     """Raise `InvalidUsage` for a URL that points into a state directory."""
-    # Only that directory's lock tells whether a service, its single owner, runs there.
+    # Only the directory's lock shows whether a service, its single owner, is running.
     for url in (place.blob_url or "", place.consensus_url or ""):
         path = _local(url)
         if path is not None and (path.parent / "FORMAT").exists():
             raise InvalidUsage(
-                f"{url} lies in the state directory {path.parent}: name that directory, so that it"
-                " is known whether a service runs there"
+                f"{url} is in the state directory {path.parent}: give that directory instead, so "
+                "that a running service can be detected"
             )

@@ -1,16 +1,16 @@
-"""Backups of all that is durable: what one is made of, and where it lies.
+"""The format of backups of all durable state, and where their parts are.
 
-A *target* is a folder or a bucket. It keeps any number of backups, which share blobs:
+A *target* is a folder or bucket. It stores any number of backups, which share blobs:
 
-| key below the target | what it is |
+| key in the target | contents |
 |---|---|
-| ``parts/SHARD/NAME`` | a blob of the service, under its own key: written once, never changed |
+| ``parts/SHARD/NAME`` | a blob of the service, under its own key; written once, never changed |
 | ``backups/NAME/documents`` | all documents at one instant, with their seqnos |
 | ``backups/NAME/blobs`` | key, size and crc32 of every blob that those documents name |
-| ``backups/NAME/manifest.json`` | written last: without it there is no backup of that name |
+| ``backups/NAME/manifest.json`` | written last; without it there is no backup of that name |
 
-Documents at one instant are what a killed service leaves (every change of several documents is one
-compare-and-set), so a service that is restored goes on as after a crash at that instant.
+The documents at one instant are what a crashed service would leave, because every change of several
+documents is one compare-and-set. So a restored service continues as after a crash at that instant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings, without_user
 
 FORMAT: Final = 1
-"""Version of the layout and of the manifest."""
+"""Version of the layout and the manifest."""
 DOCUMENTS: Final = "documents"
 BLOBS: Final = "blobs"
 MANIFEST: Final = "manifest.json"
@@ -56,12 +56,12 @@ class SavedDocument(msgspec.Struct, frozen=True):
 
 
 class BackupManifest(msgspec.Struct, frozen=True):
-    """The parts of one backup, and when it was taken."""
+    """Describes one backup: when it was taken, and its files."""
 
     format: int
     name: str
     taken_ms: int
-    """Wall clock when the documents were read, milliseconds since the epoch."""
+    """Wall clock when the documents were read, in ms since the epoch."""
     documents: SavedBlob
     blobs: SavedBlob
     document_count: int
@@ -73,7 +73,7 @@ _manifests = msgspec.json.Decoder(BackupManifest)
 
 
 def sorted_documents(found: Iterable[tuple[str, VersionedData]]) -> list[SavedDocument]:
-    """Return documents as a backup keeps them, by key."""
+    """Return documents in the form and order in which a backup stores them."""
     return [
         SavedDocument(key, head.seqno, head.data)
         for key, head in sorted(found, key=lambda each: each[0])
@@ -81,87 +81,89 @@ def sorted_documents(found: Iterable[tuple[str, VersionedData]]) -> list[SavedDo
 
 
 def check_bytes(blob: SavedBlob, data: bytes | None, where: str) -> bytes:
-    """Return the bytes if they are the described ones. Raises `CorruptData`."""
+    """Return the bytes if they match their description. Raises `CorruptData`."""
     if data is None:
         raise CorruptData(f"{where} has lost {blob.key}, which it names", determinate=True)
     found = zlib.crc32(data)
     if len(data) != blob.bytes or found != blob.crc32:
         raise CorruptData(
-            f"{where}: {blob.key} has {len(data)} bytes with crc32 {found:08x}, described are"
-            f" {blob.bytes} with {blob.crc32:08x}",
+            f"{where}: {blob.key} has {len(data)} bytes with crc32 {found:08x}, expected "
+            f"{blob.bytes} bytes with {blob.crc32:08x}",
             determinate=True,
         )
     return data
 
 
 def decode_manifest(key: str, data: bytes) -> BackupManifest:
-    """Decode a manifest. Raises `CorruptData`, `StorageError` (of a newer format)."""
+    """Decode a manifest. Raises `CorruptData`, and `StorageError` for a newer format."""
     try:
         found = _manifests.decode(data)
     except msgspec.DecodeError as error:
-        raise CorruptData(f"{key} cannot be decoded: {error}", determinate=True) from None
+        raise CorruptData(f"cannot decode {key}: {error}", determinate=True) from None
     if found.format > FORMAT:
         raise StorageError(
-            f"{key} has format {found.format}, this version reads up to {FORMAT}: use the newer"
-            " version of the program",
+            f"{key} has format {found.format}, this version supports up to {FORMAT}: use the "
+            "newer version of the program",
             determinate=True,
         )
     return found
 
 
 class BackupTarget(msgspec.Struct, frozen=True):
-    """A folder or bucket that keeps backups."""
+    """A folder or bucket that contains backups."""
 
     parts: BlobStore
     backups: BlobStore
     shown: str
-    """Its name for people."""
+    """Its name for display."""
 
     @classmethod
     async def open(
         cls, target: str, settings: Settings, clock: ActorClock, *, existing: bool = False
     ) -> Self:
-        """Open a target: a path, or a URL of a store of blobs; `existing`: it must be there. Raises
-        `InvalidUsage`, `StorageError`."""
+        """Open a target: a path, or the URL of a blob store. With `existing`, it must exist. Raises
+        `InvalidUsage` and `StorageError`."""
         url, folder = _url_of(target)
-        # Opening would make the folder.
+        # Opening would create the folder.
         if existing and folder and not await clock.run_blocking((folder / "backups").is_dir):
-            raise InvalidUsage(f"{target} holds no backups: name what `backup` was given")
-        # Not exclusive: another process may write its own blobs there.
+            raise InvalidUsage(
+                f"{target} contains no backups: give the target that was passed to `backup`"
+            )
+        # Not exclusive, because another process may write its own blobs there.
         parts = await open_blob(url, settings, clock, exclusive=False, below="parts")
         backups = await open_blob(url, settings, clock, exclusive=False, below="backups")
         return cls(parts, backups, without_user(target))
 
     async def manifests(self) -> list[BackupManifest]:
-        """Return the manifests of all whole backups, the oldest first. Raises `StorageError`."""
+        """Return the manifests of all complete backups, oldest first. Raises `StorageError`."""
         found = []
         for info in await self.backups.list_keys():
             if not info.key.endswith(f"/{MANIFEST}"):
                 continue
             data = await self.backups.get(info.key)
-            if data is not None:  # else another process has removed it meanwhile
+            if data is not None:  # otherwise another process has removed it meanwhile
                 found.append(decode_manifest(f"{self.shown}: {info.key}", data))
         return sorted(found, key=lambda manifest: (manifest.taken_ms, manifest.name))
 
     async def find(self, name: str | None) -> BackupManifest:
-        """Return the manifest of a backup, None: of the latest. Raises `InvalidUsage`."""
+        """Return the manifest of a backup; None stands for the latest. Raises `InvalidUsage`."""
         found = await self.manifests()
         if not found:
-            raise InvalidUsage(f"{self.shown} holds no whole backup")
+            raise InvalidUsage(f"{self.shown} does not contain a complete backup")
         if name is None:
             return found[-1]
         for manifest in found:
             if manifest.name == name:
                 return manifest
         names = ", ".join(manifest.name for manifest in found[-8:])
-        raise InvalidUsage(f"{self.shown} holds no backup {name!r}; the latest are {names}")
+        raise InvalidUsage(f"{self.shown} does not contain backup {name!r} (latest: {names})")
 
     async def read_documents(self, manifest: BackupManifest) -> list[SavedDocument]:
-        """Return a backup's documents. Raises `CorruptData`, `StorageError`."""
+        """Return a backup's documents. Raises `CorruptData` and `StorageError`."""
         return await self._read(manifest.documents, list[SavedDocument])
 
     async def read_blobs(self, manifest: BackupManifest) -> list[SavedBlob]:
-        """Return the descriptions of a backup's blobs. Raises `CorruptData`, `StorageError`."""
+        """Return the descriptions of a backup's blobs. Raises `CorruptData` and `StorageError`."""
         return await self._read(manifest.blobs, list[SavedBlob])
 
     async def _read(self, blob: SavedBlob, kind: type[S]) -> S:
@@ -169,7 +171,7 @@ class BackupTarget(msgspec.Struct, frozen=True):
         try:
             return msgspec.msgpack.decode(unsealed(blob.key, data), type=kind)
         except msgspec.DecodeError as error:
-            raise CorruptData(f"{blob.key} cannot be decoded: {error}", determinate=True) from None
+            raise CorruptData(f"cannot decode {blob.key}: {error}", determinate=True) from None
 
     async def finish(
         self,
@@ -178,7 +180,7 @@ class BackupTarget(msgspec.Struct, frozen=True):
         documents: Sequence[SavedDocument],
         blobs: Sequence[SavedBlob],
     ) -> BackupManifest:
-        """Write a backup whose blobs are all in the target; the manifest last. Raises
+        """Complete a backup whose blobs are all in the target; the manifest is written last. Raises
         `StorageError`."""
         check_name(name)
         manifest = BackupManifest(
@@ -201,12 +203,14 @@ class BackupTarget(msgspec.Struct, frozen=True):
         return SavedBlob(key, len(data), zlib.crc32(data))
 
     async def keep_newest(self, count: int) -> int:
-        """Remove all but the newest whole backups, what killed ones left, and blobs that no backup
-        names; return the number of removed blobs. No other backup to the target may run. Raises
-        `StorageError`."""
+        """Remove all complete backups except the newest `count`, remains of interrupted ones, and
+        blobs that no backup names. Return the number of removed blobs.
+
+        No other backup to the target may be running. Raises `StorageError`.
+        """
         manifests = await self.manifests()
         kept = manifests[-count:]
-        # First the manifests: what is killed from here on leaves no manifest without its blobs.
+        # Remove manifests first, so that an interruption never leaves a manifest without its blobs.
         for manifest in manifests[:-count]:
             await self.backups.delete(f"{manifest.name}/{MANIFEST}")
         names = {manifest.name for manifest in kept}
@@ -221,7 +225,7 @@ class BackupTarget(msgspec.Struct, frozen=True):
 
 
 def _url_of(target: str) -> tuple[str, Path | None]:
-    """Return the URL of a target, and its folder if it was named by a path."""
+    """Return the URL of a target, and its folder if it is named by a path."""
     if "://" in target or target.startswith(("file:", "mem:")):
         return target, None
     folder = Path(target).absolute()

@@ -1,15 +1,15 @@
-"""Takes a backup of stores that a service may be using meanwhile, as an outside process.
+"""Takes a backup, from an external process, of stores that a service may be using.
 
-**Right at any moment.** All documents are read by one statement of the store, which sees them at
-one instant. A blob never changes, so a backup is exactly that instant once every blob that the
-documents name is in the target, whole: each is compared with its size and checksum.
+**Consistent.** All documents are read by one statement of the store, as of one instant. Blobs never
+change, so the backup represents exactly that instant once every blob that the documents name is in
+the target. Each blob is checked against its size and checksum.
 
-**Able to end.** A blob may be deleted once it is compacted away or its table is dropped. So first
-every shard gets a lease at its since, of a guest reader (`split_leases.py`), which the owner keeps
-as long as it is renewed: no blob of a leased state goes. A dropped shard's blobs may go all the
-same; then the documents are read anew, which no longer name them.
+**Guaranteed to finish.** A blob may be deleted once it is compacted away or its table is dropped.
+So first every shard gets a guest reader's lease at its since (`split_leases.py`), which the owner
+preserves as long as it is renewed: no blob of a leased state is deleted. Blobs of a dropped shard
+may still be deleted; then the documents, which no longer name them, are read again.
 
-A killed backup leaves blobs that the next one finds, leases that expire, and no manifest.
+An interrupted backup leaves blobs that the next one reuses, leases that expire, and no manifest.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ log = logging.getLogger("penstock.backup")
 R = TypeVar("R")
 ATTEMPTS_MAX: Final = 8
 RENEWALS: Final = 4
-"""Renewals within the time of a lease."""
+"""Number of renewals within the duration of a lease."""
 Progress = Callable[[int, int], None]
-"""Told how many bytes are copied, and of how many."""
+"""Called with the number of bytes copied, and the total."""
 
 
 class BackupReport(msgspec.Struct, frozen=True):
-    """A backup that was taken, and what of it had to be copied."""
+    """A backup that was taken, and how much of it had to be copied."""
 
     manifest: BackupManifest
     copied_blobs: int
@@ -80,9 +80,10 @@ class BackupLeases:
         self._name = f"backup-{attached.name}"
         self._interval_s = settings.reader_lease_ms / RENEWALS / 1000
         self.held: dict[ShardId, SplitLease] = {}
+        """Leases held, by shard."""
 
     async def hold_during(self, call: Callable[[], Awaitable[R]]) -> R:
-        """Return the result of a call; renew the leases meanwhile, and drop them at its end. Raises
+        """Return the result of a call. Renew the leases meanwhile, and drop them at its end. Raises
         what the call raises."""
         made: list[R] = []
         failures: list[PenstockError] = []
@@ -90,7 +91,7 @@ class BackupLeases:
             group.start_soon(self._renew)
             try:
                 made.append(await call())
-            # Raised below: the group would wrap it.
+            # Raised below, because the task group would wrap it.
             except PenstockError as error:
                 failures.append(error)
             finally:
@@ -102,8 +103,8 @@ class BackupLeases:
         return made[0]
 
     async def take(self, shards: Iterable[ShardId]) -> None:
-        """Lease the shards, each at its since; those that do not exist are left out. Raises
-        `StorageError`, `ResourceBusy`."""
+        """Lease the shards, each at its since. Shards that do not exist are skipped. Raises
+        `StorageError` and `ResourceBusy`."""
         for shard in shards:
             with suppress(UnknownObject):
                 self.held[shard] = await self._take(shard)
@@ -113,18 +114,20 @@ class BackupLeases:
             state, _ = await self._handed.look(shard)
             with suppress(ReadBelowSince):  # the since has moved meanwhile
                 return (await self._handed.take(shard, self._name, state.since))[1]
-        raise StorageError(f"shard {shard}: its since moves too fast for a lease", determinate=True)
+        raise StorageError(
+            f"cannot lease shard {shard}: its since advances too fast", determinate=True
+        )
 
     async def _renew(self) -> None:
         while True:
             await anyio.sleep(self._interval_s)
             for lease in list(self.held.values()):
-                # A lost lease makes nothing wrong: a blob that is gone is noticed when it is read.
+                # A lost lease does no harm: a missing blob is detected when it is read.
                 with suppress(PenstockError):
                     await self._handed.keep(lease, ())
 
     async def _drop(self) -> None:
-        # Forgotten at once: another attempt must take them anew.
+        # Forgotten at once, because another attempt must take new ones.
         held, self.held = self.held, {}
         for lease in held.values():
             try:
@@ -132,17 +135,20 @@ class BackupLeases:
             except UnknownObject:
                 pass
             except PenstockError as error:
-                log.warning("the lease on %s expires by itself: %s", lease.shard, error)
+                log.warning(
+                    "could not drop the lease on %s, it will expire: %s", lease.shard, error
+                )
 
 
 class BlobCopier:
-    """Copies blobs from one store to another, several at a time, each compared with its
+    """Copies blobs from one store to another, several at a time, each checked against its
     description."""
 
     def __init__(
         self, source: BlobStore, into: BlobStore, clock: ActorClock, at_once: int, where: str
     ) -> None:
-        """Take the stores; `where` names the source for people."""
+        """Make a copier. `where` names the source for display, and `at_once` limits the concurrent
+        copies."""
         self._source = source
         self._into = into
         self._clock = clock
@@ -155,8 +161,8 @@ class BlobCopier:
         note: Callable[[int], None],
         vanished: Callable[[SavedBlob], PenstockError] | None = None,
     ) -> None:
-        """Copy the blobs; `note` is told the bytes of each. Raises `CorruptData`, `StorageError`,
-        and what `vanished` returns for a blob that is absent."""
+        """Copy the blobs, calling `note` with the size of each. Raises `CorruptData` and
+        `StorageError`, and what `vanished` returns for a missing blob."""
         left = iter(blobs)
         failures: list[PenstockError] = []
 
@@ -165,7 +171,7 @@ class BlobCopier:
                 try:
                     await self._copy(blob, vanished)
                     note(blob.bytes)
-                # One error of several tasks is raised, not a group of them.
+                # Raise one error of several tasks, not a group.
                 except PenstockError as error:
                     failures.append(error)
                     scope.cancel()
@@ -197,22 +203,26 @@ async def take_backup(
     *,
     keep: int | None = None,
 ) -> BackupReport:
-    """Take a backup, and copy only blobs that the target lacks; `keep`: remove all but so many
-    backups afterwards. Raises `InvalidUsage`, `CorruptData`, `StorageError`."""
+    """Take a backup, copying only blobs that the target lacks.
+
+    With `keep`, remove all but that many backups afterwards. Raises `InvalidUsage`, `CorruptData`
+    and `StorageError`.
+    """
     run = _BackupRun(attached, target, settings, clock, progress)
     for _ in range(ATTEMPTS_MAX):
         try:
             report = await run.leases.hold_during(run.attempt)
         except _BlobVanished as gone:
-            log.info("the documents are read anew: %s", gone)
+            log.info("reading the documents again, because a blob was deleted: %s", gone)
             continue
         if keep is not None:
             removed = await target.keep_newest(keep)
             report = msgspec.structs.replace(report, removed_blobs=removed)
         return report
     raise StorageError(
-        f"gave up after {ATTEMPTS_MAX} attempts: blobs vanish faster than they are copied; drop"
-        " fewer tables and views meanwhile, or see what `penstock shard verify` finds",
+        f"gave up after {ATTEMPTS_MAX} attempts: blobs are deleted faster than they are copied; "
+        "drop fewer tables and views meanwhile, or run `penstock shard verify` to look for "
+        "missing blobs",
         determinate=True,
     )
 
@@ -235,14 +245,15 @@ class _BackupRun:
         self._progress = progress
         self._in_flight = settings.backup_blobs_in_flight_max
         self._copied_blobs = self._copied_bytes = 0
+        """Counters over all attempts."""
         self.leases = BackupLeases(attached, settings, clock)
 
     async def attempt(self) -> BackupReport:
-        """Take the backup, of the documents as they are now. Raises `_BlobVanished`."""
+        """Take the backup with the current documents. Raises `_BlobVanished`."""
         taken_ms, documents = await self._documents()
         blobs = await self._named(documents)
         there = {info.key: info.bytes for info in await self._target.parts.list_keys()}
-        # A key is never written twice with other bytes: of the right size it is the right blob.
+        # A key is never rewritten with other bytes, so a blob of the right size is the right blob.
         missing = [blob for blob in blobs if there.get(blob.key) != blob.bytes]
         left = sum(blob.bytes for blob in missing)
         total = self._copied_bytes + left
@@ -275,15 +286,17 @@ class _BackupRun:
             if leases.held.keys() >= set(shards):
                 break
             await leases.take(shard for shard in shards if shard not in leases.held)
-        # Where shards come faster than leases the last ones have none: a blob of them that goes is
-        # noticed.
-        # Replicas are of the stores where they run, and of no copy of them.
+        # If shards are created faster than leases, the last ones have none. A missing blob of those
+        # is detected.
+        #
+        # Replicas belong to the original stores, not to a copy of them, so their registrations are
+        # left out.
         kept = [each for each in found if not each[0].startswith(REGISTRATION_PREFIX)]
-        # Sorted here: a database may have another order of texts.
+        # Sorted here, because a database may order text differently.
         return taken_ms, sorted_documents(kept)
 
     async def _named(self, documents: Sequence[SavedDocument]) -> list[SavedBlob]:
-        """Return all blobs that the shards' documents name, but for replaced ones, which only wait
+        """Return all blobs that the shards' documents name, except replaced ones, which only wait
         to be deleted."""
         lists = PartLists(self._attached.blob, self._clock)
         blobs: dict[str, SavedBlob] = {}
@@ -304,6 +317,6 @@ class _BackupRun:
 
 
 def _backup_name(now_ms: int) -> str:
-    """Return a name that sorts by time, and that no other backup has."""
+    """Return a unique name that sorts by time."""
     when = datetime.fromtimestamp(now_ms / 1000, UTC)
     return f"{when:%Y%m%dT%H%M%SZ}-{SystemRandom().getrandbits(32):08x}"

@@ -1,11 +1,11 @@
-"""Blobs as objects of a bucket (S3, Google, Azure), or of any store that obstore knows.
+"""Blobs as objects in a bucket (S3, Google, Azure), or in any store that obstore supports.
 
-An object is there whole or not at all: one request writes up to `PIECE_BYTES`, a multipart upload
-the larger ones. Objects never change, so pieces of several requests fit together.
+An object exists completely or not at all: up to `PIECE_BYTES` are written by one request, larger
+objects by a multipart upload. Objects never change, so pieces from several requests fit together.
 
-Requests and bytes in flight are bounded (`store_requests_in_flight_max`,
+Requests and bytes in flight are limited (`store_requests_in_flight_max`,
 `store_bytes_in_flight_max`); callers beyond that wait in order. Every request has a deadline, and
-the library retries it after a growing random pause.
+the library retries it after growing random pauses.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import BUCKET_PIECE, BUCKET_READ
 
 _PIECES_READ_AT_ONCE: Final = 4
-"""Bound of concurrent range requests for one object."""
+"""Maximum number of concurrent range requests for one object."""
 _LOOKS_MAX: Final = 3
-"""Bound of attempts at an object that is replaced while it is read; no client of ours does that."""
+"""Maximum number of attempts to read an object that is replaced while it is read. None of our
+clients replaces objects."""
 
 
 class BucketBlob:
-    """A `BlobStore` below a prefix of a bucket (``""``, or ending in a slash)."""
+    """A `BlobStore` below a prefix of a bucket. The prefix is ``""`` or ends with a slash."""
 
     def __init__(
         self,
@@ -48,7 +49,8 @@ class BucketBlob:
         clock: ActorClock,
         url: str = "",
     ) -> None:
-        """Take the store. `url`: of the bucket, without a path; empty if others cannot reach it."""
+        """Make a store. `url` is that of the bucket, without a path; empty if other processes
+        cannot reach it."""
         self._store = store
         self._url = url
         self._prefix = prefix
@@ -57,7 +59,7 @@ class BucketBlob:
         self._bytes = ByteBudget(settings.store_bytes_in_flight_max)
 
     async def get(self, key: str) -> bytes | None:
-        """Return the object, or None. Raises `StorageError`."""
+        """Return the object; None if it does not exist. Raises `StorageError`."""
         place = self._place(key)
         for _ in range(_LOOKS_MAX):
             async with self._bytes.take(PIECE_BYTES), self._requests:
@@ -67,16 +69,16 @@ class BucketBlob:
             found, data = begun
             if BUCKET_READ.crossed(data is None):
                 async with self._bytes.take(found.size):
-                    # In pieces, so that the time limit of a request means the same for all sizes.
+                    # In pieces, so that a request's time limit has the same meaning for all sizes.
                     data = await self._in_pieces(found)
             if data is not None:
                 return data
         raise StorageError(
-            f"could not read blob {key}: somebody replaces it all the time", determinate=True
+            f"could not read blob {key}: another program keeps replacing it", determinate=True
         )
 
     async def _in_pieces(self, found: ListedObject) -> bytes | None:
-        """Read an object by range requests; None when it was replaced or deleted meanwhile."""
+        """Read an object with range requests; None if it was replaced or deleted meanwhile."""
         starts = deque(range(0, found.size, PIECE_BYTES))
         data = bytearray(found.size)
         gone = False
@@ -110,8 +112,8 @@ class BucketBlob:
             await self._written(place, len(data), write)
 
     async def adopt(self, key: str, path: Path) -> tuple[int, int]:
-        """Upload a file as an object, and remove the file. Raises `StorageError`; then the file is
-        kept."""
+        """Upload a file as an object, and remove the file. Raises `StorageError`, and then keeps
+        the file."""
         place = self._place(key)
         try:
             size = (await self._clock.run_blocking(path.stat)).st_size
@@ -133,20 +135,20 @@ class BucketBlob:
 
         async with self._bytes.take(min(size, PIECE_BYTES * (PIECES_AT_ONCE + 1))), self._requests:
             await self._written(place, size, write)
-        with suppress(OSError):  # a scratch file; the blob is durable
+        with suppress(OSError):  # only a scratch file; the blob is durable
             await self._clock.run_blocking(path.unlink)
         return size, checksum
 
     async def _written(self, place: str, size: int, write: Callable[[], Awaitable[None]]) -> None:
-        """Run the write; after a failure, check whether the object exists all the same."""
+        """Run the write. After a failure, check whether the object exists anyway."""
         try:
             await write()
         except StorageError as error:
             refused = error.determinate and size <= PIECE_BYTES
             if refused:
                 raise
-            # A key is written once: an object of the right size under it is this one. Without it
-            # the write may still land, hence indeterminate.
+            # A key is written only once, so an object of the right size under it is this one. If it
+            # does not exist, the write may still land, so the failure is indeterminate.
             with suppress(StorageError):
                 found = await self._store.head(place)
                 if found is not None and found.size == size:
@@ -156,18 +158,18 @@ class BucketBlob:
             raise storage_error(f"write {place}", error) from error
 
     async def delete(self, key: str) -> bool:
-        """Remove an object; return whether it existed. Raises `StorageError`."""
+        """Remove an object. Return whether it existed. Raises `StorageError`."""
         place = self._place(key)
         async with self._requests:
-            # Stores do not tell whether a delete removed anything. Two concurrent deletes may both
-            # say yes.
+            # Stores do not say whether a delete removed anything. Two concurrent deletes may both
+            # return True.
             if await self._store.head(place) is None:
                 return False
             await self._store.delete([place])
             return True
 
     async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
-        """Return objects whose key starts with `prefix`. Raises `StorageError`."""
+        """Return objects whose keys start with `prefix`, sorted by key. Raises `StorageError`."""
         folder, slash, _ = prefix.partition("/")
         below = self._prefix + (folder if slash else "")
         found = []
@@ -177,7 +179,7 @@ class BucketBlob:
         return sorted(found, key=lambda info: info.key)
 
     def _info(self, each: ListedObject, prefix: str) -> BlobInfo | None:
-        """Return the listed blob; None for an object outside `prefix`, or whose name is no blob
+        """Return the listed blob; None for an object outside `prefix`, or whose name is not a blob
         key."""
         key = each.key.removeprefix(self._prefix)
         try:
@@ -203,22 +205,23 @@ class BucketBlob:
 
 
 class ByteBudget:
-    """A semaphore of bytes, first come, first served; a request beyond the bound takes all of
-    it."""
+    """A semaphore of bytes, first come, first served. A request above the limit takes all of it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._whole = bytes_max
         self._free = bytes_max
+        """Bytes that are not taken."""
         self._waiting: deque[tuple[int, anyio.Event]] = deque()
+        """Requests that wait, in order."""
 
     @property
     def free(self) -> int:
-        """Return the bytes that are not taken."""
+        """Return the number of bytes that are not taken."""
         return self._free
 
     @asynccontextmanager
     async def take(self, size: int) -> AsyncIterator[None]:
-        """Hold `size` bytes while the block runs."""
+        """Reserve `size` bytes while the block runs."""
         size = min(size, self._whole)
         await self._wait(size)
         try:
@@ -236,7 +239,7 @@ class ByteBudget:
         try:
             await mine[1].wait()
         except BaseException:
-            # Cancelled right after it was admitted: give the bytes back.
+            # Cancelled right after it was admitted: return the bytes.
             if mine[1].is_set():
                 self._free += size
             else:
@@ -252,7 +255,8 @@ class ByteBudget:
 
 
 async def _side_by_side(tasks: list[Callable[[], Awaitable[None]]]) -> None:
-    """Run the tasks concurrently; the first `StorageError` cancels the rest, and is raised bare."""
+    """Run the tasks concurrently. The first `StorageError` cancels the rest, and is raised
+    unwrapped."""
     failures: list[StorageError] = []
     async with anyio.create_task_group() as group:
 
@@ -260,7 +264,7 @@ async def _side_by_side(tasks: list[Callable[[], Awaitable[None]]]) -> None:
             try:
                 await task()
             except StorageError as error:
-                # Collected by hand: a task group would wrap it in an exception group.
+                # Collected manually, because a task group would wrap it in an exception group.
                 failures.append(error)
                 group.cancel_scope.cancel()
 

@@ -1,10 +1,10 @@
-"""Blobs as files of one folder, each written so that a power cut leaves all of it or nothing.
+"""Blobs as files in one folder, written so that after a power failure all of a blob or nothing
+exists.
 
-Order of a write: a new temporary file → bytes → fsync → rename to its place → fsync of the folder
-(and of its parent, unless the folder's name is known to be durable). What is stashed for one reader
-is not synced: nobody reads it after a power cut. Temporary files live below
-``.tmp`` beside the folders, and are removed at the next start. Disk calls block, so each has a
-deadline.
+Order of a write: new temporary file, bytes, fsync, rename to its final place, fsync of the folder
+(and of its parent, unless the folder's name is known to be durable). Stashed results are not
+synced, because nobody reads them after a power failure. Temporary files are in ``.tmp`` next to the
+folders, and are removed at the next start. Disk calls block, so each has a deadline.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ R = TypeVar("R")
 
 
 DISK_TIMEOUT_MS: Final = 60_000
-"""Default where no settings are given."""
+"""Default if no settings are given."""
 
 
 def timeout_error(what: str, timeout_ms: int, *, determinate: bool) -> StorageError:
-    """Return the error of a call that was given up."""
+    """Return the error for a call that was given up."""
     late = "" if determinate else ", and may still do it"
     return StorageError(
-        f"could not {what}: the disk did not answer within {timeout_ms} ms (disk_timeout_ms){late};"
-        " look at the file system, then try again",
+        f"could not {what}: the disk did not respond within {timeout_ms} ms "
+        f"(disk_timeout_ms){late}; check the file system, then try again",
         determinate=determinate,
     )
 
@@ -50,8 +50,8 @@ async def run_with_timeout(
 ) -> R:
     """Call `use` in a thread. Raises what `use` raises, and `StorageError` at the deadline.
 
-    A thread cannot be ended. So a call that is given up goes on, and may still take effect: such a
-    write is indeterminate. Its result is dropped.
+    A thread cannot be stopped, so a call that is given up continues and may still take effect. Such
+    a write is indeterminate. Its result is dropped.
     """
     try:
         return await clock.run_blocking_within(timeout_ms, use)
@@ -64,29 +64,30 @@ async def run_with_timeout(
 TEMPORARY: Final = ".tmp"
 _CHUNK_BYTES: Final = 1024 * 1024
 _INSTALLS_MAX: Final = 4
-"""Bound of renames of one blob, while collectors remove the folder that it goes to."""
+"""Maximum number of attempts to rename a blob while collectors remove its folder."""
 _LEFT_MS: Final = 24 * 60 * 60 * 1000
-"""Age beyond which a temporary file is a dead process's: no write of one file takes so long."""
+"""Age above which a temporary file belongs to a dead process, because no write of one file takes
+that long."""
 
 
 class FileBlob:
     """A `BlobStore` on a local file system."""
 
     def __init__(self, root: Path, clock: ActorClock, timeout_ms: int = DISK_TIMEOUT_MS) -> None:
-        """Take the folder; `timeout_ms` bounds an operation, which then goes on without its
+        """Make a store. `timeout_ms` limits an operation, which then continues without its
         caller."""
         self._timeout_ms = timeout_ms
         self._root = root
         self._temporary = root / TEMPORARY
         self._clock = clock
         self._synced: set[str] = set()
-        """Folders, one a shard, whose names are durable; set by any thread."""
-        # Two processes may write one key at the same time, and a killed one leaves its file.
+        """Folders, one per shard, whose names are durable. Added to by any thread."""
+        # Two processes may write one key at the same time, and a crashed one leaves its file.
         self._mark = os.urandom(8)
-        """Key of this process's temporary names."""
+        """Hash key of this process's temporary names."""
 
     async def prepare(self, *, exclusive: bool = True) -> None:
-        """Make the folders and remove temporary files. Raises `StorageError`."""
+        """Create the folders and remove temporary files. Raises `StorageError`."""
         await self._in_time("prepare", "", lambda: self._prepare(exclusive), reads=True)
 
     async def _in_time(
@@ -100,8 +101,8 @@ class FileBlob:
             self._root.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
             self._temporary.mkdir(PRIVATE_FOLDER, exist_ok=True)
             for entry in list(self._temporary.iterdir()):
-                # A single owner may remove all of them. Where others write, only files older than a
-                # day go.
+                # A single owner may remove all of them. If others write, too, only files older than
+                # a day are removed.
                 if exclusive or self._is_left(entry):
                     entry.unlink(missing_ok=True)
             sync_folder(self._root)
@@ -115,19 +116,19 @@ class FileBlob:
         return False
 
     async def get(self, key: str) -> bytes | None:
-        """Return the file's bytes, or None. Raises `StorageError`."""
+        """Return the file's bytes; None if it does not exist. Raises `StorageError`."""
         path = self._place(key)
         return await self._in_time("read", key, lambda: _read(path), reads=True)
 
     async def set(self, key: str, data: bytes) -> None:
-        """Write a new file. Raises `StoreFull`, `StorageError`."""
+        """Write a new file. Raises `StoreFull` and `StorageError`."""
         await self._in_time("write", key, lambda: self._set(key, data))
 
     def _set(self, key: str, data: bytes) -> None:
         temporary = self._written_at(key)
         try:
             with _no_leftover(temporary):
-                # Two waits for the disk for each piece of an answer would be most of its time.
+                # Waiting for the disk twice per piece of an answer would take most of its time.
                 durable = not key.startswith(f"{STASH_FOLDER}/")
                 write_file(temporary, data, os.O_EXCL, durable=durable)
                 self._install(temporary, key, durable=durable)
@@ -135,7 +136,8 @@ class FileBlob:
             raise storage_error(f"write blob {self._place(key)}", error) from error
 
     async def adopt(self, key: str, path: Path) -> tuple[int, int]:
-        """Move a file in, or copy it from another file system. Raises `StorageError`."""
+        """Move a file into the store, or copy it from another file system. Raises
+        `StorageError`."""
         return await self._in_time("take over", key, lambda: self._adopt(key, path))
 
     def _adopt(self, key: str, path: Path) -> tuple[int, int]:
@@ -163,14 +165,15 @@ class FileBlob:
         return self._temporary / named.hexdigest()
 
     def _install(self, temporary: Path, key: str, *, durable: bool = True) -> None:
-        """Rename into place; if `durable`, make the name durable, and that of its folder."""
+        """Rename a file to its place. If `durable`, make its name and that of its folder
+        durable."""
         place = self._place(key)
         folder = place.parent
         for attempt in range(_INSTALLS_MAX):
             try:
                 os.rename(temporary, place)
                 break
-            except FileNotFoundError:  # no folder yet, or a collector removed the empty one
+            except FileNotFoundError:  # no folder yet, or a collector removed the empty folder
                 if attempt == _INSTALLS_MAX - 1:
                     raise
                 self._synced.discard(folder.name)
@@ -179,19 +182,19 @@ class FileBlob:
             return
         try:
             sync_folder(folder)
-            # Looked up after the rename, when the folder surely exists. Another process may have
-            # made it and not synced it yet.
+            # Checked after the rename, when the folder certainly exists. Another process may have
+            # created it and not synced it yet.
             if folder.name not in self._synced:
                 sync_folder(self._root)
                 self._synced.add(folder.name)
         except OSError as error:
-            # Indeterminate: the rename is visible, and durable or not.
+            # Indeterminate: the rename is visible, but may not be durable.
             raise storage_error(
                 f"sync the folder of blob {place}", error, determinate=False
             ) from error
 
     async def delete(self, key: str) -> bool:
-        """Remove a file, and its folder when it was the last one. Raises `StorageError`."""
+        """Remove a file, and its folder if it was the last one. Raises `StorageError`."""
         place = self._place(key)
         return await self._in_time("delete", key, lambda: self._delete(place))
 
@@ -202,14 +205,14 @@ class FileBlob:
             return False
         except OSError as error:
             raise storage_error(f"delete blob {place}", error) from error
-        # Before the rmdir: a write that makes the folder again must sync its name again.
+        # Before the rmdir: a write that creates the folder again must sync its name again.
         self._synced.discard(place.parent.name)
-        with suppress(OSError):  # not the last of its folder
+        with suppress(OSError):  # not the last file in its folder
             place.parent.rmdir()
         return True
 
     async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
-        """Return files whose key starts with `prefix`. Raises `StorageError`."""
+        """Return files whose keys start with `prefix`, sorted by key. Raises `StorageError`."""
         return await self._in_time("list", prefix, lambda: self._list(prefix), reads=True)
 
     def _list(self, prefix: str) -> list[BlobInfo]:
@@ -229,7 +232,7 @@ class FileBlob:
         return str(self._place(key))
 
     def place(self, key: str) -> None:
-        """Return None: a file is in no bucket."""
+        """Return None: a file is not in a bucket."""
         check_blob_key(key)
 
     def _place(self, key: str) -> Path:
@@ -251,7 +254,7 @@ class _no_leftover:  # noqa: N801 - reads as a statement
 
 
 def _files(folder: Path, prefix: str) -> list[BlobInfo]:
-    """Return a folder's files; files, or the folder itself, that are removed meanwhile are left
+    """Return a folder's files. Files that are removed meanwhile, or whose folder is, are left
     out."""
     found = []
     with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""Maps objects to shards, read from the catalog's document.
+"""Maps objects to shards, using the catalog's document.
 
-The catalog is the controller's; other processes read only the parts that all of its known formats
-share: names, kinds, shards.
+The catalog belongs to the controller. Other processes read only what all its known formats have in
+common: names, kinds and shards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CATALOG: Final = "catalog"
 """Consensus key of the catalog."""
 FORMATS: Final = (2, 3)
 _READ: Final = ("table", "source table", "view")
-"""Kinds whose shard holds rows of a user's schema."""
+"""Kinds of objects whose shard contains rows of a user's schema."""
 
 
 class NamedShards(msgspec.Struct, frozen=True):
@@ -41,24 +41,25 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def objects_of(head: VersionedData | None) -> tuple[NamedShards, ...]:
-    """Return all objects; none without a catalog. Raises `CorruptData`, `InvalidUsage` (an unknown
-    format)."""
+    """Return all objects; none without a catalog. Raises `CorruptData`, and `InvalidUsage` for an
+    unknown format."""
     if head is None:
         return ()
     try:
         found = msgspec.msgpack.decode(head.data, type=_Format).format
         if found not in FORMATS:
             raise InvalidUsage(
-                f"the catalog has format {found}, this version knows {FORMATS[-1]}: name shards"
-                " instead of objects, or use the version of the service"
+                f"the catalog has format {found}, this version supports up to {FORMATS[-1]}: name "
+                "shards instead of objects, or use the version of the service"
             )
         return msgspec.msgpack.decode(head.data, type=_Document).objects
     except msgspec.MsgspecError as error:
-        raise CorruptData(f"the catalog cannot be decoded: {error}", determinate=True) from None
+        raise CorruptData(f"cannot decode the catalog: {error}", determinate=True) from None
 
 
 def owners(objects: Sequence[NamedShards]) -> dict[ShardId, str]:
-    """Map each shard to its owner: ``view by_carrier``, ``view by_carrier, hidden``."""
+    """Map each shard to a description of its owner, such as ``view by_carrier`` or ``view
+    by_carrier, hidden``."""
     owned_by: dict[ShardId, str] = {}
     for found in objects:
         if found.shard is not None:
@@ -69,15 +70,17 @@ def owners(objects: Sequence[NamedShards]) -> dict[ShardId, str]:
 
 
 def shard_of(objects: Sequence[NamedShards], name: str) -> ShardId:
-    """Return the shard with an object's rows; names are compared without regard to case, as in the
-    catalog. Raises `UnknownObject`, which lists names close to it, `InvalidUsage`."""
+    """Return the shard with an object's rows. Names are case-insensitive, as in the catalog.
+
+    Raises `UnknownObject` with similar names, and `InvalidUsage` for an object without rows.
+    """
     for found in objects:
         if found.name.lower() == name.lower() and found.kind in _READ and found.shard is not None:
             return found.shard
     for found in objects:
         if found.name.lower() == name.lower():
-            raise InvalidUsage(f"{name} is a {found.kind}: it has no rows of its own to read")
+            raise InvalidUsage(f"{name} is a {found.kind}, which has no rows of its own")
     names = [found.name for found in objects if found.kind in _READ]
     raise UnknownObject(
-        f"there is no table or view {name!r}; {suggest_names(name, names, 'tables and views')}"
+        f"table or view {name!r} does not exist; {suggest_names(name, names, 'tables and views')}"
     )

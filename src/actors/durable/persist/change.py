@@ -1,8 +1,8 @@
 """Changes of documents: their types, and the changes that append, create and drop. Pure.
 
-A change reads documents (`ShardDocuments`) and returns their successors (`ChangeOutcome`); it may
-run several times, which `ChangeAttempts` counts. Each change is over all documents at once, so that
-a crash leaves all shards appended to, created or dropped, or none.
+A change reads documents (`ShardDocuments`) and returns their successors (`ChangeOutcome`). It may
+run several times, which `ChangeAttempts` counts. Each change covers all its documents at once, so
+after a crash all shards are appended to, created or dropped, or none.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from actors.runtime.tracing.append_traces import AppendTraceIndex
 R = TypeVar("R")
 
 ATTEMPTS_MAX = 8
-"""Bound of attempts of one change with an indeterminate failure, and of reading back after it."""
+"""Maximum number of attempts of one change with an indeterminate failure, and of reading back after
+one."""
 
 
 class ShardDocuments(msgspec.Struct, frozen=True):
-    """Holds the documents that a change reads; an absent shard is None."""
+    """The documents that a change reads. An absent shard is None."""
 
     shards: Mapping[ShardId, ShardState | None]
     tables: TablesUpper
     uncertain: bool = False
-    """True if an earlier attempt of this change failed indeterminately: these documents may contain
-    it."""
+    """True if an earlier attempt of this change failed indeterminately, so these documents may
+    contain it."""
 
     def shard(self, shard: ShardId) -> ShardState:
         """Return the state of a shard. Raises `UnknownObject`."""
@@ -55,8 +56,8 @@ class ShardDocuments(msgspec.Struct, frozen=True):
 
 
 class ChangeOutcome(Generic[R]):
-    """Holds the new documents (None: deleted) and the answer to the caller. Without documents
-    nothing is written."""
+    """The new documents (None: deleted) and the answer to the caller. Without documents, nothing is
+    written."""
 
     def __init__(
         self,
@@ -66,8 +67,8 @@ class ChangeOutcome(Generic[R]):
         *,
         floored: bool = False,
     ) -> None:
-        """Take the result; `floored`: it is right only while the tables' upper is as it was
-        read."""
+        """Make an outcome. `floored` means that it is valid only while the tables' upper is
+        unchanged."""
         self.result = result
         self.shards = dict(shards or {})
         self.tables = tables
@@ -95,18 +96,18 @@ class ChangeAttempts:
         self.fresh = fresh
         """True if the documents were read within the call, or no other process writes them."""
         self.failures = 0
-        """Attempts that failed indeterminately."""
+        """Number of attempts that failed indeterminately."""
         self.late = 0
-        """Attempts that lost the compare-and-set to another process."""
+        """Number of attempts that lost the compare-and-set to another process."""
 
     def failed(self, names: Sequence[ShardId], error: StorageError) -> None:
-        """Count an indeterminate failure. Raises `StorageError` when it was the last attempt."""
+        """Count an indeterminate failure. Raises `StorageError` if it was the last attempt."""
         self.failures += 1
-        # Indeterminate: any of the attempts may have landed.
+        # Indeterminate, because any of the attempts may have landed.
         if self.failures == ATTEMPTS_MAX:
             raise StorageError(
-                f"gave up after {ATTEMPTS_MAX} attempts to change {', '.join(names)}: the store"
-                f" fails: {error}",
+                f"gave up changing {', '.join(names)} after {ATTEMPTS_MAX} attempts: the store "
+                f"failed: {error}",
                 determinate=False,
             ) from error
 
@@ -117,7 +118,7 @@ class ChangeAttempts:
 def check_append(
     appends: Sequence[ShardAppend], tables_upper: tuple[Frontier, Frontier] | None
 ) -> None:
-    """Raise `InvalidUsage` for a call that can never be right."""
+    """Raise `InvalidUsage` for a call that can never be valid."""
     shards = [append.shard for append in appends]
     if not shards and tables_upper is None:
         raise InvalidUsage("an append needs at least one shard, or the tables' upper")
@@ -136,23 +137,25 @@ def append_all(
     writer: str,
     call: int,
 ) -> ChangeOutcome[AppendCommitted | UpperMismatch]:
-    """Apply all appends, their holds and the move of the tables' upper; or report the first
+    """Apply all appends, their holds and the move of the tables' upper, or return the first
     mismatch.
 
-    Raises `StorageError` (indeterminate) when an earlier attempt may have been done and its
-    idempotency token (`shard.IdempotencyToken`) is gone.
+    Raises `StorageError` (indeterminate) if an earlier attempt may have succeeded and its
+    idempotency token (`shard.IdempotencyToken`) may have been evicted.
     """
     tables = documents.tables
     done = AppendCommitted(tuple((append.shard, append.upper) for append in appends))
     witness: ShardState | TablesUpper = documents.shard(appends[0].shard) if appends else tables
-    # A retry whose first answer was lost finds its own token: done once, not twice.
+    # A retry whose first answer was lost finds its own token, so it is not applied twice.
     if is_applied(witness, writer, call):
         return ChangeOutcome(done)
-    # Without room for the token its absence proves nothing: only the caller can decide.
+    # If the token may have been evicted, its absence proves nothing, and only the caller can
+    # decide.
     if documents.uncertain and is_forgotten(witness, writer):
         raise StorageError(
-            f"whether an append to {', '.join(append.shard for append in appends)} was done cannot"
-            f" be told: more than {WRITERS_MAX} others have written since; read the uppers again",
+            "cannot determine whether an append to "
+            f"{', '.join(append.shard for append in appends)} succeeded: more than {WRITERS_MAX} "
+            "other writers have written since; read the uppers again",
             determinate=False,
         )
     moved: TablesUpper | None = None
@@ -170,7 +173,7 @@ def append_all(
             return ChangeOutcome(then)
         become[append.shard] = then
     holds = [hold for append in appends for hold in append.holds]
-    # Times must not lie below the tables' upper, so it is compared in the same set (`machine.py`).
+    # Times must not be below the tables' upper, so it is compared in the same set (`machine.py`).
     floored = any(append.parts and documents.shard(append.shard).tables for append in appends)
     return ChangeOutcome(done, with_holds(documents, become, holds), moved, floored=floored)
 
@@ -178,7 +181,7 @@ def append_all(
 def trace_appends(
     opened: OpenSpan, trail: AppendTraceIndex, appends: Sequence[ShardAppend]
 ) -> None:
-    """Describe the appends to the span, and record its traceparent for each of them in the
+    """Describe the appends in the span, and record its traceparent for each of them in the
     trail."""
     parts = [part for append in appends for part in append.parts]
     opened.describe(
@@ -199,14 +202,15 @@ def trace_refusal(
     appends: Sequence[ShardAppend],
     mismatch: UpperMismatch,
 ) -> None:
-    """Mark the span as failed, and remove its traceparent from the trail: nothing was appended."""
+    """Mark the span as failed, and remove its traceparent from the trail, because nothing was
+    appended."""
     opened.fail(f"the upper of {mismatch.shard} was {mismatch.current}")
     for append in appends:
         trail.forget(append.shard, append.upper, opened.traceparent)
 
 
 def is_forgotten(document: ShardState | TablesUpper, writer: str) -> bool:
-    """Return whether a mark of this writer may have been evicted: it has none, and all places are
+    """Return whether this writer's token may have been evicted: it is absent, and all slots are
     taken."""
     return writer not in document.writers and len(document.writers) >= WRITERS_MAX
 
@@ -216,7 +220,7 @@ def with_holds(
     become: dict[ShardId, ShardState | None],
     holds: Sequence[tuple[ShardId, str, Time]],
 ) -> dict[ShardId, ShardState | None]:
-    """Return `become` with the shards that these holds change; unchanged shards are left out."""
+    """Return `become` with the shards that these holds change. Unchanged shards are left out."""
     for shard, holder, since in holds:
         state = become.get(shard) or documents.shard(shard)
         then = with_hold(state, holder, since)
@@ -231,20 +235,21 @@ def with_holds(
 def create_all(
     documents: ShardDocuments, states: Mapping[ShardId, ShardState], writer: str, call: int
 ) -> ChangeOutcome[bool]:
-    """Create all of these shards, or none; the answer is False when one exists.
+    """Create all of these shards, or none. The answer is False if one exists.
 
-    Raises `StorageError` (indeterminate) when an earlier attempt may have created them and its mark
-    is gone.
+    Raises `StorageError` (indeterminate) if an earlier attempt may have created them and its token
+    may have been evicted.
     """
     held = [documents.shards[shard] for shard in states]
     first = held[0]
     if first is not None and is_applied(first, writer, call):
         return ChangeOutcome(True)
-    # A shard that exists may be ours or another's: without the token nobody can tell.
+    # An existing shard may be ours or another process's; without the token this cannot be
+    # determined.
     if documents.uncertain and first is not None and is_forgotten(first, writer):
         raise StorageError(
-            f"whether {', '.join(states)} were created cannot be told: more than {WRITERS_MAX}"
-            " others have written since",
+            f"cannot determine whether {', '.join(states)} were created: more than {WRITERS_MAX} "
+            "other writers have written since",
             determinate=False,
         )
     if any(state is not None for state in held):
@@ -255,12 +260,13 @@ def create_all(
 def drop_all(
     documents: ShardDocuments, ids: Sequence[ShardId], gone: dict[ShardId, ShardState]
 ) -> ChangeOutcome[bool]:
-    """Delete all of these shards, or none; the answer is False when one does not exist.
+    """Delete all of these shards, or none. The answer is False if one does not exist.
 
-    `gone` collects the states that this attempt and earlier ones found.
+    `gone` collects the states found by this attempt and earlier ones.
     """
     held = {shard: documents.shards[shard] for shard in ids}
-    # By `born`, not by presence: another process may have created one of that name since.
+    # By `born`, not by presence, because another process may have created a shard with the same
+    # name since.
     if documents.uncertain and all(_is_gone(gone[id_], held[id_]) for id_ in held):
         return ChangeOutcome(True)  # by our attempt whose answer was lost, or by another process
     if any(state is None for state in held.values()):
@@ -270,5 +276,5 @@ def drop_all(
 
 
 def _is_gone(before: ShardState, now: ShardState | None) -> bool:
-    """Return whether `before` was deleted; another shard may have its name by now."""
+    """Return whether `before` was deleted. Another shard may have its name by now."""
     return now is None or now.born != before.born

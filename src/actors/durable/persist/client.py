@@ -1,8 +1,8 @@
-"""The front of this package: shards, shared by all actors of a process.
+"""The interface of this package: shards, shared by all actors of a process.
 
-A `PersistClient` owns a state directory (or two stores in memory) and caches one state a shard. An
-append is one compare-and-set over all shards that it names and, for tables, their shared upper. A
-change wakes those who wait for an upper: within a process nothing polls.
+A `PersistClient` owns a state directory (or two in-memory stores) and caches one state per shard.
+An append is one compare-and-set on all shards that it names and, for tables, on their shared upper.
+A change wakes those who wait for an upper, so nothing polls within a process.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from actors.runtime.tracing.append_traces import AppendTraceIndex
 
 
 class PersistClient:
-    """Durable shards. Open it with `open` or `in_memory`; every call may raise `StorageError`."""
+    """Durable shards. Open it with `open` or `in_memory`. Every call may raise `StorageError`."""
 
     def __init__(
         self,
@@ -92,18 +92,19 @@ class PersistClient:
         guest: bool = False,
         scratch: Path | None = None,
     ) -> None:
-        """Take the stores.
+        """Make a client over open stores.
 
-        `exclusive`: no other process but guests writes to these stores. `process`: this process's
-        unique name in documents. `guest`: this process is one (`split_leases.py`). `scratch`:
-        folder for compaction to spill to, where there is no state directory.
+        `exclusive` means that no other process except guests writes to these stores. `process` is
+        this process's unique name in documents. `guest` means that this process is a guest
+        (`split_leases.py`). `scratch` is a folder to which compaction may spill if there is no
+        state directory.
         """
         self.consensus, self._documents = consensus, MeteredConsensus(consensus, clock)
         self._blob = blob = MeteredBlob(blob, clock)
         self._settings, self._clock = settings, clock
         self.exclusive = exclusive = exclusive and not guest
         self._directory, self.trail = directory, AppendTraceIndex()
-        """Index from appends to their traces."""
+        """Maps appends to their traces."""
         self._waiters = DocumentWaiters()
         self._closed, self._calls = False, count(1)
         random = random or Random()
@@ -111,12 +112,12 @@ class PersistClient:
         """Unique name of this process in documents."""
         fenced = consensus if isinstance(consensus, FencedConsensus) else None
         former = "" if fenced is None else fenced.former
-        alone = exclusive or (fenced is not None and not guest)  # guests collect nothing
+        alone = exclusive or (fenced is not None and not guest)  # guests never collect blobs
         self._book = LeaseBook(
             clock, settings.reader_lease_ms, process, exclusive=exclusive, dead=former, guest=guest
         )
         self.lists = PartLists(blob, clock)
-        """Reader of lists of parts."""
+        """Reads part lists."""
         self._machine = ShardMachine(
             self._documents,
             self.lists,
@@ -129,7 +130,7 @@ class PersistClient:
             reread=self._book.reread,
         )
         self.schemas = SchemaRegistry(self._machine)
-        """Schemas of all shards, old ones included."""
+        """Schemas of all shards, including old ones."""
         self._parts = PartStore(
             blob,
             clock,
@@ -140,14 +141,14 @@ class PersistClient:
             None if alone else settings.blob_orphan_grace_ms // 2,
         )
         self.ledger = MemoryLedger(self._parts.memory)
-        """Memory that users of this client hold."""
+        """Accounts for the memory used through this client."""
         self.stashed = StashedBlobs(blob, self._parts.writer)
         """Results on their way to a reader."""
-        scratch = scratch if directory is None else directory.scratch
+        spill = scratch if directory is None else directory.scratch
         self.upkeep = ShardUpkeep(
-            self._machine, self._parts, self._book, settings, clock, scratch=scratch, guest=guest
+            self._machine, self._parts, self._book, settings, clock, scratch=spill, guest=guest
         )
-        """Compaction and collection, for callers that maintain single shards."""
+        """Compaction and collection, for callers that maintain individual shards."""
         self._appender = ShardAppender(
             self._machine, self._parts, self.upkeep, settings, clock, self.trail, self._calls
         )
@@ -163,10 +164,10 @@ class PersistClient:
         clock: ActorClock,
         random: Random | None = None,
     ) -> PersistClient:
-        """Open or create a state directory, with its lock, and the stores that the settings name.
+        """Open or create a state directory, lock it, and open the stores that the settings name.
 
-        Raises `StateDirectoryError` when another process has it, when it is of a newer format, or
-        when it cannot be used; `BadSettings`, `InvalidUsage`, `CorruptData`, `StorageError`.
+        Raises `StateDirectoryError` if another process uses it, it has a newer format or cannot be
+        used; `BadSettings`, `InvalidUsage`, `CorruptData` and `StorageError`.
         """
         random = random or Random()
         stores = await open_stores(directory, settings, clock, random)
@@ -185,19 +186,20 @@ class PersistClient:
     async def in_memory(
         cls, settings: Settings, clock: ActorClock, random: Random | None = None
     ) -> PersistClient:
-        """Return a client over fresh stores in memory, for tests."""
+        """Return a client over new in-memory stores, for tests."""
         return cls(MemoryBlob(clock), MemoryConsensus(), settings, clock, random=random)
 
     async def close(self) -> None:
-        """Close readers, wake waiters (`ResourceClosed`), and release the stores; idempotent."""
+        """Close readers, wake waiters (with `ResourceClosed`), and release the stores. May be
+        called twice."""
         if self._closed:
             return
         self._closed = True
         if self.commanded is not None:
             self.commanded.leave()
         with anyio.CancelScope(shield=True):
-            # Leases of a single owner need no write: its successor ignores them. Others would wait
-            # for their expiry.
+            # The leases of a single owner need no write, because its successor ignores them. Other
+            # processes would have to wait until they expire.
             await self.upkeep.close_readers(written=not self.exclusive)
             self._waiters.wake_all()
             if isinstance(self.consensus, FencedConsensus):
@@ -213,7 +215,7 @@ class PersistClient:
 
     @property
     def owner(self) -> str:
-        """Return the name of this process, if it owns stores that others may use; else ""."""
+        """Return the name of this process if it owns stores that others may use, else ""."""
         fenced = self.consensus
         return fenced.own.process if isinstance(fenced, FencedConsensus) else ""
 
@@ -222,10 +224,10 @@ class PersistClient:
         """Return whether this process stood by until the owner of the stores was found dead."""
         return isinstance(self.consensus, FencedConsensus) and self.consensus.took_over
 
-    # -- documents of others ----------------------------------------------------------------------
+    # -- other documents --------------------------------------------------------------------------
 
     async def head(self, key: str) -> VersionedData | None:
-        """Return a consensus document (of the catalog, of the oracle), or None."""
+        """Return a document (such as the catalog's or the oracle's); None if it does not exist."""
         return await self._documents.head(key)
 
     async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
@@ -234,7 +236,7 @@ class PersistClient:
         return await self._documents.compare_and_set(ops)
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Return keys of documents."""
+        """Return the keys of documents that start with `prefix`."""
         return await self._documents.list_keys(prefix)
 
     async def list_shards(self) -> list[ShardId]:
@@ -245,7 +247,7 @@ class PersistClient:
     # -- health -----------------------------------------------------------------------------------
 
     async def probe_documents(self) -> None:
-        """Read one document from the store. Raises `StorageError`, and `WriterFenced` once another
+        """Read one document from the store. Raises `StorageError`, and `WriterFenced` if another
         service owns the stores."""
         if isinstance(self.consensus, FencedConsensus):
             await self.consensus.look()
@@ -253,8 +255,9 @@ class PersistClient:
             await self.consensus.head(EPOCH_KEY)
 
     async def probe_blobs(self) -> None:
-        """List a folder that does not exist in the store of blobs. Raises `StorageError`."""
-        # Not a read of one key: where the whole store is gone that is just absent.
+        """List a folder that does not exist in the blob store. Raises `StorageError`."""
+        # Reading a single key would not do: if the whole store is missing, the key is simply
+        # absent.
         await self._blob.list_keys("readiness/")
 
     def measures(self) -> Iterator[Measurement]:
@@ -272,8 +275,11 @@ class PersistClient:
     async def create_shards(
         self, new: Sequence[NewShard], extra: Sequence[CompareAndSet] = ()
     ) -> bool:
-        """Create all shards, with the `extra` keys, or none; return False when a shard exists or an
-        extra key was changed. Raises `InvalidUsage`, `StorageError`."""
+        """Create all shards and change the `extra` keys, or nothing.
+
+        Return False if a shard exists or an extra key was changed. Raises `InvalidUsage` and
+        `StorageError`.
+        """
         if not new:
             return await self.compare_and_set(extra)
         call = next(self._calls)
@@ -294,8 +300,11 @@ class PersistClient:
     async def drop_shards(
         self, ids: Sequence[ShardId], extra: Sequence[CompareAndSet] = ()
     ) -> bool:
-        """Remove all shards, with the `extra` keys, or none; return False when one does not exist
-        or an extra key was changed. Blobs are deleted now; those in use become orphans."""
+        """Delete all shards and change the `extra` keys, or nothing.
+
+        Return False if a shard does not exist or an extra key was changed. Blobs are deleted now;
+        those in use become orphans.
+        """
         gone: dict[ShardId, ShardState] = {}
 
         def change(documents: ShardDocuments) -> ChangeOutcome[bool]:
@@ -307,8 +316,8 @@ class PersistClient:
             return False
         if not done:
             return False
-        # The shards are gone, by this process or another. Their blobs go first: no state names them
-        # any more, and the check below may fail.
+        # The shards were deleted, by this process or another. Delete their blobs first: no state
+        # names them any more, and the check below may fail.
         await self.upkeep.dropped(list(gone.values()))
         return await self._applied(extra)
 
@@ -333,10 +342,12 @@ class PersistClient:
         schemas: Mapping[ShardId, TableSchema] | None = None,
         extra: Sequence[CompareAndSet] = (),
     ) -> bool:
-        """Make a dataflow the owner of shards that stand at the expected uppers, create others, and
-        change the `extra` keys: all or nothing; see `ownership.hand_over`. Return False when an
-        upper was another, a new shard exists or an extra key was changed. Raises `UnknownObject`,
-        `IncompatibleSchema`, `StorageError`."""
+        """Make a dataflow the owner of shards at the expected uppers, create others, and change the
+        `extra` keys, all or nothing (`ownership.hand_over`).
+
+        Return False if an upper differs, a new shard exists, or an extra key was changed. Raises
+        `UnknownObject`, `IncompatibleSchema` and `StorageError`.
+        """
         call = next(self._calls)
         states = {shard.id: created(shard, self._parts.writer, call) for shard in new}
         grown = schemas or {}
@@ -348,20 +359,21 @@ class PersistClient:
             done = await self._machine.change([*expected, *states], change, extra=extra)
         except SeqnoMismatch:
             return False
-        # After an open outcome `hand_over` may have found its work done by an earlier attempt.
+        # After an unknown outcome, `hand_over` may have found that an earlier attempt succeeded.
         return done and await self._applied(extra)
 
     async def state(self, shard: ShardId) -> ShardState:
-        """Return the cached state. Raises `UnknownObject`."""
+        """Return the cached state, or read it. Raises `UnknownObject`."""
         return await self._machine.state(shard)
 
     async def upper(self, shard: ShardId) -> Frontier:
-        """Return the sealed upper; of a table, with the shared upper. Raises `UnknownObject`."""
+        """Return the sealed upper, including the shared upper for a table. Raises
+        `UnknownObject`."""
         return (await self._observe(shard))[1]
 
     async def recent_upper(self, shard: ShardId) -> Frontier:
-        """Return the upper in the store now (linearizable): at least every append that any process
-        had acknowledged before this call. Raises `UnknownObject`."""
+        """Return the upper in the store now (linearizable): it includes every append that any
+        process had acknowledged before this call. Raises `UnknownObject`."""
         # The tables' upper first, as in `_observe`.
         if (await self._machine.state(shard)).tables:
             await self._machine.refresh_tables()
@@ -373,7 +385,7 @@ class PersistClient:
         return (await self._machine.tables()).upper
 
     async def _observe(self, shard: ShardId) -> tuple[ShardState, Frontier]:
-        # The tables' upper first: what it seals is in any state that is read later.
+        # The tables' upper first: whatever it seals is in any state that is read later.
         tables = await self._machine.tables()
         state = await self._machine.state(shard)
         return state, sealed(state, tables.upper)
@@ -383,12 +395,13 @@ class PersistClient:
     ) -> Frontier:
         """Wait until the upper is beyond a frontier, and return it.
 
-        Raises `UnknownObject` (also when the shard is dropped meanwhile), `InvalidUsage` (`beyond`
-        is the empty frontier), `ResourceClosed`, and what `check` raises, which runs after each
-        change.
+        `check` is called after each change and may raise. Raises `UnknownObject` (also if the shard
+        is dropped meanwhile), `InvalidUsage` (`beyond` is the empty frontier) and `ResourceClosed`.
         """
         if beyond >= EMPTY:
-            raise InvalidUsage(f"shard {shard}: no upper lies beyond {format_frontier(beyond)}")
+            raise InvalidUsage(
+                f"shard {shard}: cannot wait for an upper beyond {format_frontier(beyond)}"
+            )
         while True:
             if self._closed:
                 raise ResourceClosed("the state directory is closed")
@@ -396,14 +409,17 @@ class PersistClient:
             check()
             if upper > beyond:
                 return upper
-            # No await between the last look and the wait: a change in between would be missed.
+            # No await between the check and the wait; otherwise a change in between would be
+            # missed.
             keys = [shard_key(shard)] + ([TABLES_UPPER] if state.tables else [])
             await self._waiters.wait(keys)
 
     async def follow(self) -> None:
-        """Follow changes that other processes make to the same stores, and renew leases, until
-        cancelled or the store is closed. Raises `WriterFenced` once another service owns the
-        stores."""
+        """Follow the changes of other processes to the same stores, and renew leases, until
+        cancelled or the store is closed.
+
+        Raises `WriterFenced` when another service owns the stores.
+        """
         await follow(self._machine, self.consensus, self._settings, self.upkeep.renew_leases)
 
     # -- writing ----------------------------------------------------------------------------------
@@ -411,14 +427,14 @@ class PersistClient:
     async def write_parts(self, shard: ShardId, updates: pa.Table) -> tuple[BatchPart, ...]:
         """Write the updates as durable parts, sorted by time, small ones inline.
 
-        The caller appends them or gives them to `discard_parts`. Raises `UnknownObject`,
-        `TypeMismatch`, `InvalidUsage`, `StoreFull`, `StorageError`.
+        The caller appends them or passes them to `discard_parts`. Raises `UnknownObject`,
+        `TypeMismatch`, `InvalidUsage`, `StoreFull` and `StorageError`.
         """
         state = await self.state(shard)
         limits = self._settings
         inline = limits.inline_part_bytes_max
         room = limits.inline_bytes_per_shard_max - inline
-        # Inline parts lie in the document: where all of it fits there is nothing to add up.
+        # Inline parts are part of the document. If the whole document fits, no sum is needed.
         fits = 0 < self._machine.document_bytes(shard) <= room or state.inline_bytes <= room
         if INLINE_ROOM.crossed(not fits):
             inline = 0
@@ -432,14 +448,17 @@ class PersistClient:
         time_min: Time,
         time_max: Time,
     ) -> BatchPart:
-        """Move a Parquet file (columns, ``__time``, ``__diff``) in as a part. Raises as
-        `write_parts` does."""
+        """Move a Parquet file (columns, ``__time``, ``__diff``) into the store as a part. Raises
+        the same errors as `write_parts`."""
         state, times = await self.state(shard), (time_min, time_max)
         return await self._parts.adopt(state, path, rows, times)
 
     def reserve_folder(self, shard: ShardId) -> tuple[str, str, str] | None:
-        """Return a reservation, for `release_folder`, and where Spark may write blobs under it: the
-        bucket's URL and a prefix of keys; None if the blobs are in no bucket."""
+        """Reserve a prefix under which Spark may write blobs.
+
+        Return the reservation (for `release_folder`), the bucket's URL and the prefix of keys; None
+        if the blobs are not in a bucket.
+        """
         prefix = self._parts.reserve(shard)
         place = self._parts.place_of(prefix)
         if place is None:
@@ -448,32 +467,32 @@ class PersistClient:
         return prefix, *place
 
     def release_folder(self, reserved: str) -> None:
-        """End a reservation: what was written under it and not adopted becomes orphans."""
+        """End a reservation. Blobs that were written under it and not adopted become orphans."""
         self._parts.release(reserved)
 
     async def adopt_written(
         self, shard: ShardId, reserved: str, written: Sequence[WrittenBlob]
     ) -> list[BatchPart]:
-        """Take over blobs that Spark wrote under a reservation, as parts to be appended or
-        discarded. Raises `InvalidUsage` (the columns are others), `StorageError`."""
+        """Take over blobs that Spark wrote under a reservation, as parts to append or discard.
+        Raises `InvalidUsage` if their columns differ, and `StorageError`."""
         return await self._parts.adopt_written(await self.state(shard), reserved, written)
 
     async def stage_parts(self, shard: ShardId, rows: pa.Table) -> tuple[BatchPart, ...]:
-        """Write updates without a time as durable parts, always files, all at time 0.
+        """Write updates without a time as durable parts, always as files, all at time 0.
 
-        The caller has them `placed` when their time is known, and appends them, or gives them to
-        `discard_parts`. Raises as `write_parts` does.
+        When their time is known, the caller converts the parts with `placed` and appends them, or
+        passes them to `discard_parts`. Raises the same errors as `write_parts`.
         """
         state = await self.state(shard)
-        # Not kept decoded: nobody reads them before they are placed.
+        # Not cached in decoded form: nobody reads them before they are placed.
         return await self._parts.write(state, at_time(rows, 0), 0, keep=False)
 
     def offer_parts(self, parts: Sequence[BatchPart]) -> None:
-        """Offer parts to any claimant for `stash_orphan_ms`; unclaimed parts become orphans."""
+        """Offer parts to any claimant for `stash_orphan_ms`. Unclaimed parts become orphans."""
         self._parts.offer(parts, self._settings.stash_orphan_ms)
 
     async def discard_parts(self, parts: Sequence[BatchPart]) -> None:
-        """Delete parts that will not be appended; parts of an append under way are left alone."""
+        """Delete parts that will not be appended. Parts of an append in progress are left alone."""
         await self._parts.discard(parts)
 
     def pending_blobs(self) -> list[str]:
@@ -482,8 +501,8 @@ class PersistClient:
         return self._parts.pending_keys()
 
     async def claim(self, shard: ShardId, parts: Sequence[BatchPart]) -> bool:
-        """Take over parts that an earlier process wrote and did not append; return False, having
-        taken none, when one is gone. Raises `StorageError`."""
+        """Take over parts that another process wrote and did not append. Return False, and take
+        none, if one is missing. Raises `StorageError`."""
         return await self._parts.claim(shard, parts)
 
     async def append(
@@ -494,26 +513,26 @@ class PersistClient:
         extra: Sequence[CompareAndSet] = (),
     ) -> AppendCommitted | UpperMismatch:
         """Append to all shards, move the holds and the tables' upper, and change the `extra` keys:
-        all or none, and at most once, whatever fails. Waits (backpressure) for the upkeep of a
-        shard whose state has grown too large.
+        all or nothing, and at most once despite any failure.
 
-        Raises `UnknownObject`, `InvalidUsage` (an interval or a part does not fit),
-        `ReadBelowSince` (a new hold), `WriterFenced` (an extra key was changed by another),
-        `StoreFull`, `StorageError` (indeterminate: read the uppers again).
+        Waits (backpressure) while a shard's state has grown too large. Raises `UnknownObject`,
+        `InvalidUsage` (an interval or a part does not fit), `ReadBelowSince` (a new hold),
+        `WriterFenced` (an extra key was changed by another process), `StoreFull`, and
+        `StorageError` (if indeterminate, read the uppers again).
         """
         return await self._appender.append(appends, tables_upper, extra)
 
     # -- holds ------------------------------------------------------------------------------------
 
     async def set_hold(self, shard: ShardId, holder: str, since: Time) -> None:
-        """Take or move one durable hold; see `set_holds`."""
+        """Take or move one durable hold, as `set_holds` does."""
         await self.set_holds([(shard, holder, since)])
 
     async def set_holds(self, holds: Sequence[tuple[ShardId, str, Time]]) -> None:
         """Take or move durable holds (shard, holder, since), all in one set.
 
-        An existing hold that would go below the shard's since stops there. Raises `ReadBelowSince`
-        for a new one below it, `UnknownObject`.
+        An existing hold stops at the shard's since if it would go below. Raises `ReadBelowSince`
+        for a new hold below the since, and `UnknownObject`.
         """
 
         def change(documents: ShardDocuments) -> ChangeOutcome[None]:
@@ -523,7 +542,7 @@ class PersistClient:
             await self._machine.change([shard for shard, _, _ in holds], change)
 
     async def drop_hold(self, shard: ShardId, holder: str) -> None:
-        """Drop a hold; no error if there is none, or no shard."""
+        """Drop a hold. Does nothing if the hold or the shard does not exist."""
 
         def change(documents: ShardDocuments) -> ChangeOutcome[None]:
             state = documents.shards[shard]
@@ -535,11 +554,11 @@ class PersistClient:
     # -- reading ----------------------------------------------------------------------------------
 
     async def open_reader(self, shard: ShardId, reader_id: str) -> LeasedReader:
-        """Open a reader under a lease at the shard's since. Raises `UnknownObject`."""
+        """Open a reader with a lease at the shard's since. Raises `UnknownObject`."""
         made: list[LeasedReader] = []
 
         def change(documents: ShardDocuments) -> ChangeOutcome[None]:
-            # Under the shard's lock: no change is under way that does not know this lease.
+            # Under the shard's lock, so no change is in progress that does not know this lease.
             since = documents.shard(shard).since
             if not made:
                 made.append(
@@ -548,7 +567,8 @@ class PersistClient:
                     )
                 )
             made[0].since = since
-            # Where others write, a lease counts once it is durable: this change writes it.
+            # If other processes write to the store, a lease counts only once it is durable; this
+            # change writes it.
             return ChangeOutcome(None, {} if self.exclusive else {shard: documents.shard(shard)})
 
         try:
@@ -562,22 +582,23 @@ class PersistClient:
     async def fetch(self, part: BatchPart, schema: TableSchema) -> pa.Table:
         """Return a part's updates, verified, with this schema of its shard.
 
-        Raises `CorruptData` (a byte differs, or a file is missing that a state names), `LeaseLost`
-        (it was deleted), `TypeMismatch` (a value fits a newer schema only).
+        Raises `CorruptData` (a byte differs, or a file that a state names is missing), `LeaseLost`
+        (the part was deleted) and `TypeMismatch` (a value only fits a newer schema).
         """
         return await self._parts.fetch(part, schema)
 
     async def save(self, part: BatchPart, path: Path) -> None:
-        """Copy a blob to `path`, verified. Raises as `fetch` does."""
+        """Copy a part's blob to `path`, verified. Raises the same errors as `fetch`."""
         await self._parts.save(part, path)
 
     def path(self, part: BatchPart) -> str | None:
-        """Return the file of a part for Spark to read; None for an inline part or in memory."""
+        """Return the path of a part's file, for Spark to read; None for an inline part or in
+        memory."""
         return self._parts.path(part)
 
     def place(self, part: BatchPart) -> tuple[str, str] | None:
         """Return the URL of a part's bucket (``s3://bucket``) and its key there, for Spark to read;
-        None if it is in none."""
+        None if it is not in a bucket."""
         return self._parts.place(part)
 
     async def _missing(self, shard: ShardId, key: str) -> StorageError:
@@ -587,13 +608,15 @@ class PersistClient:
     # -- upkeep -----------------------------------------------------------------------------------
 
     async def maintain(self, shard: ShardId) -> None:
-        """Compact the shard if it is due, delete unneeded parts, renew leases; safe at any time.
-        Raises `UnknownObject`, `StoreFull`, `CorruptData`, `StorageError`."""
+        """Compact the shard if due, delete unneeded parts and renew leases. Safe at any time.
+
+        Raises `UnknownObject`, `StoreFull`, `CorruptData` and `StorageError`.
+        """
         await self.upkeep.maintain(shard)
 
     async def reclaim(self, shard: ShardId) -> None:
-        """Give back what time has freed in a shard that nobody appends to; see
-        `ShardUpkeep.reclaim`. Raises as `maintain` does."""
+        """Free space that is no longer needed in a shard to which nobody appends, as
+        `ShardUpkeep.reclaim` does. Raises the same errors as `maintain`."""
         await self.upkeep.reclaim(shard)
 
     def known_shards(self) -> list[ShardId]:
@@ -601,9 +624,9 @@ class PersistClient:
         return self._machine.known_shards()
 
     async def collect_orphans(self) -> int:
-        """Delete blobs that were unnamed for the whole grace, and return their number.
+        """Delete blobs that were unnamed for the whole grace period, and return their number.
 
-        The grace is measured between listings of this client: call it again and again, or twice the
-        grace apart.
+        The grace period is measured between listings by this client, so call this repeatedly, or
+        twice at least one grace period apart.
         """
         return await self._orphans.collect()

@@ -1,21 +1,21 @@
-"""Compaction: choose batches to merge, and merge them in bounded memory, clustered by key.
+"""Compaction: chooses batches to merge, and merges them in bounded memory, clustered by key.
 
-**Choice.** A shard may have `batches_max` batches, and so many inline bytes in its document. Beyond
-that, the newest batches are merged until half the allowed number is left, and older ones join while
-they are not more than twice the size of what is merged already. So sizes fall geometrically from
-old to new, an update is rewritten a logarithmic number of times, and updates that cancel are at
-most a fixed factor of the live ones.
+**Choice.** The number of a shard's batches and the inline bytes in its document are limited. When a
+limit is exceeded, the newest batches are merged until half the allowed number is left, and older
+ones are included as long as they are at most twice the size of what is merged already. So sizes
+decrease geometrically from old to new, an update is rewritten a logarithmic number of times, and
+updates that cancel out are at most a constant factor of the live ones.
 
-**Merge.** Times are raised to `shard.compact_to` and equal rows consolidated. Parts are read one by
-one and merged in memory while they fit into the budget. Beyond that rows spill to files by ranges
-of the first column of the shard's key, where that is a number, a date or a timestamp, else by a
-hash of their user columns: either way equal rows meet in one file. The budget counts decoded bytes,
+**Merge.** Times are raised to `shard.compact_to`, and equal rows are consolidated. Parts are read
+one by one and merged in memory if they fit the budget. Otherwise rows spill to files: by ranges of
+the first column of the shard's key if that is a number, a date or a timestamp, else by a hash of
+their user columns. Either way equal rows end up in the same file. The budget counts decoded bytes,
 and a merge takes about four times as much. One huge group of equal rows still needs its file in
 memory.
 
 **Clustering.** Rows of a part are sorted by time and, within a time, by the key's columns. Parts
-that were cut by ranges of the key cover disjoint ranges. So statistics of parts are selective, and
-partition pruning works on them.
+that were split by ranges of the key cover disjoint ranges. So the statistics of parts are
+selective, and partition pruning works on them.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from actors.runtime.threshold_probes import (
 # -- clustering by key -----------------------------------------------------------------------------
 
 POINTS: Final = 64
-"""Sample points that stand for the values of one part."""
+"""Number of sample points that represent the values of one part."""
 
 
 def sort_by_key(updates: pa.Table, schema: TableSchema) -> pa.Table:
-    """Return the updates in a part's order."""
+    """Return the updates in the order in which parts store them."""
     keys = [name for name in schema.key if not pa.types.is_nested(updates[name].type)]
     if not keys or updates.num_rows < 2:
         return updates
@@ -61,11 +61,11 @@ def sort_by_key(updates: pa.Table, schema: TableSchema) -> pa.Table:
 
 
 class KeyRanges:
-    """Ranges of a key's first column, of about as many rows each. Equal rows have equal keys, hence
-    meet in one range."""
+    """Ranges of a key's first column with about equally many rows each. Equal rows have equal keys,
+    so they are in the same range."""
 
     def __init__(self, column: str, cuts: Any) -> None:
-        """Take ascending int64 cuts; range n + 1 begins at cut n."""
+        """Make ranges from ascending int64 cuts. Range n + 1 starts at cut n."""
         self._column = column
         self._cuts = cuts
 
@@ -75,7 +75,7 @@ class KeyRanges:
         return len(self._cuts) + 1
 
     def places(self, rows: pa.Table) -> Any:
-        """Return the range of each row; NULL is in the first."""
+        """Return the range of each row. NULL is in the first range."""
         values = rows[self._column].combine_chunks()
         whole = _as_numbers(values)
         found = np.searchsorted(self._cuts, whole, side="right")
@@ -92,8 +92,8 @@ def choose_ranges(schema: TableSchema, parts: Iterable[BatchPart], count: int) -
     kind = schema.arrow().field(column).type
     if not (pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
         return None
-    # Guessed as if each part's values lay evenly between its bounds. A wrong guess makes a range
-    # too large, which the merger then cuts by hash.
+    # An estimate, as if each part's values were distributed evenly between its bounds. If it is
+    # wrong, a range is too large and the merger splits it by hash.
     points: list[Any] = []
     weights: list[float] = []
     for part in parts:
@@ -109,7 +109,7 @@ def choose_ranges(schema: TableSchema, parts: Iterable[BatchPart], count: int) -
     below = np.cumsum(np.array(weights)[order])
     wanted = below[-1] * np.arange(1, count) / count
     cuts = np.unique(values[order][np.searchsorted(below, wanted)])
-    # A cut at the least value would leave the first range empty.
+    # A cut at the minimum would leave the first range empty.
     cuts = cuts[cuts > values.min()]
     return KeyRanges(column, cuts) if len(cuts) else None
 
@@ -127,17 +127,17 @@ def _as_numbers(values: pa.Array) -> Any:
 
 GROWTH: Final = 2
 BATCH_BYTES_MIN: Final = 4096
-"""Least size that counts for a batch: an empty one costs something, too."""
+"""Minimum size that counts for a batch, because even an empty one has a cost."""
 FILES_MAX: Final = 256
 FILE_BUDGETS_MAX = 4
-"""A spilled file of so many times the bytes that a merge may hold is merged whole."""
+"""A spilled file of up to this many times the merge's byte budget is merged in one piece."""
 HASHED_ROWS = 131_072
 
 
 def choose_batches(
     state: ShardState, batches_max: int, inline_bytes_max: int
 ) -> tuple[tuple[ShardBatch, ...], bool] | None:
-    """Return the adjacent batches to merge, and whether the result must be a blob; None: no merge
+    """Return the adjacent batches to merge, and whether the result must be a blob; None if no merge
     is due."""
     batches = state.batches
     over = INLINE_COMPACTION.crossed(state.inline_bytes > inline_bytes_max)
@@ -146,7 +146,7 @@ def choose_batches(
     sizes = [max(BATCH_BYTES_MIN, batch.bytes) for batch in batches]
     keep = max(1, batches_max // 2)
     first = len(batches) - 1
-    # The document is over its budget: all inline parts, and the batches after them, go to a blob.
+    # The document exceeds its limit: all inline parts, and the batches after them, go to a blob.
     if over:
         first = min(i for i, batch in enumerate(batches) if batch.inline_bytes)
     total = sum(sizes[first:])
@@ -166,30 +166,30 @@ def worth_merging(state: ShardState) -> bool:
 
 
 RECLAIM_SHARE: Final = 10
-"""Divisor of a shard's bytes: a merge of all batches must concern one such part."""
+"""A merge of all batches is worthwhile if it can free one part in this many of a shard's bytes."""
 
 
 def worth_reclaiming(state: ShardState) -> bool:
-    """Return whether a merge of all batches would free a good part of the blobs: rows that were
-    retracted at times that nobody can read any more.
+    """Return whether merging all batches would free a considerable part of the blobs: rows that
+    were retracted at times that can no longer be read.
 
-    Sizes that fall geometrically keep as many of them as there are rows, for as long as nothing is
-    appended.
+    Because sizes decrease geometrically, up to as many such rows as live rows remain as long as
+    nothing is appended.
     """
     parts = [part for batch in state.batches for part in batch.parts]
     if not any(part.key for part in parts):
         return False
-    # Rows of one time are summed up: a merge would find the same again.
+    # Rows of a single time are already summed up; a merge would not change anything.
     if len({time for part in parts for time in (part.time_min, part.time_max)}) == 1:
         return False
     to = compact_to(state, state.batches[-1].upper)
-    # A part with later times would have to be merged again when the since has passed them.
+    # A part with later times would have to be merged again once the since has passed them.
     gone = sum(part.bytes for part in parts if part.retracts and part.time_max <= to)
     return gone * RECLAIM_SHARE >= sum(part.bytes for part in parts)
 
 
 class UpdateMerger:
-    """Merges updates, spilling beyond a budget. Blocking; calls are serialised."""
+    """Merges updates, spilling to files beyond a memory budget. Blocking; calls are serialized."""
 
     def __init__(
         self,
@@ -203,14 +203,15 @@ class UpdateMerger:
         parts: Sequence[BatchPart] = (),
         part_bytes: int = 0,
     ) -> None:
-        """Take the bounds; without `scratch` nothing is spilled.
+        """Make a merger. Without `scratch` nothing is spilled.
 
-        `rows`: number of updates to come. `parts`: their parts, for statistics. `part_bytes`:
-        decoded size of the tables that `take` returns.
+        `rows` is the number of updates to come, and `parts` are their parts, used for statistics.
+        `part_bytes` is the decoded size of the tables that `take` returns.
         """
         self._schema = schema
         self._parts = parts
         self._ranges: KeyRanges | None = None
+        """How spilled rows are split; None to split by hash."""
         self._shape = part_schema(schema, errors=errors)
         self._names = list(schema.names)
         self._to = to
@@ -218,17 +219,20 @@ class UpdateMerger:
         self._bytes_max = bytes_max
         self._part_bytes = part_bytes
         self._scratch = scratch
+        # Rows in memory: their tables, and their bytes and number.
         self._held: list[pa.Table] = []
         self._held_bytes = 0
         self._held_rows = 0
         self._writers: list[Any] = []
-        # A call whose caller was cancelled goes on in its thread: `close` waits for it.
+        """Files that rows are spilled to; empty while everything is in memory."""
+        # If its caller is cancelled, a call continues in its thread; `close` waits for it.
         self._turn = threading.Lock()
         self._closed = False
         self._tables: Iterator[pa.Table] | None = None
+        """Results of the merge; None before the first `take`."""
 
     def add(self, updates: pa.Table) -> None:
-        """Add the updates of one part. Raises `StorageError`, `StoreFull`."""
+        """Add the updates of one part. Raises `StorageError` and `StoreFull`."""
         with self._turn:
             if not self._closed:
                 self._add(updates)
@@ -240,8 +244,8 @@ class UpdateMerger:
             if self._closed:
                 return None
             if self._tables is None:
-                # Results of several files fill one part: else a large shard had more parts, and a
-                # larger document, after each merge.
+                # Results of several files fill one part. Otherwise a large shard would have more
+                # parts, and a larger document, after each merge.
                 self._tables = concat_to_size(self._merged(), self._part_bytes)
             table = next(self._tables, None)
             if table is None:
@@ -259,7 +263,8 @@ class UpdateMerger:
         self._held_bytes += table.nbytes
         self._held_rows += table.num_rows
         if self._held_bytes > self._bytes_max:
-            # Consolidate before spilling: updates that cancel may be all that is beyond the budget.
+            # Consolidate before spilling, because updates that cancel out may be all that exceeds
+            # the budget.
             self._consolidate_held()
             if self._scratch is not None and self._held_bytes > self._bytes_max:
                 COMPACTION_SPILL.crossed(True)
@@ -270,7 +275,7 @@ class UpdateMerger:
         self._held, self._held_bytes = [merged], merged.nbytes
 
     def _start_spilling(self, scratch: Path) -> None:
-        # Extrapolated from the rows so far: each file is to fit into the budget.
+        # Extrapolated from the rows so far, so that each file fits the budget.
         share = self._held_bytes // self._bytes_max + 1
         count = share * max(1, -(-self._rows // max(1, self._held_rows)))
         try:
@@ -314,7 +319,7 @@ class UpdateMerger:
         assert self._scratch is not None
         try:
             _end(self._writers)
-            for index in range(len(self._writers)):  # computed once: `_cut` appends writers
+            for index in range(len(self._writers)):  # computed once, because `_cut` appends writers
                 for path in self._cut(self._scratch, self._scratch / f"{index}.arrow"):
                     with pa.OSFile(str(path), "rb") as source:
                         table = pa.ipc.open_stream(source).read_all()
@@ -324,14 +329,14 @@ class UpdateMerger:
             raise storage_error(f"read back {self._scratch}", error) from error
 
     def _cut(self, scratch: Path, path: Path) -> list[Path]:
-        """Split a file that is far too large by hash; return the files in its place."""
+        """Split a file that is far too large by hash. Return the files that replace it."""
         count = min(FILES_MAX, path.stat().st_size // self._bytes_max)
-        # A range may be guessed wrong; hashing has spread the rows evenly already.
+        # The estimate of a range may be wrong; hashing has already spread the rows evenly.
         if self._ranges is None or count <= FILE_BUDGETS_MAX:
             return [path]
         prefix = f"{path.stem}-"
         writers = self._open(scratch, prefix, count)
-        self._writers += writers  # so that they are closed whatever happens
+        self._writers += writers  # so that they are closed in any case
         with pa.OSFile(str(path), "rb") as source:
             for batch in pa.ipc.open_stream(source):
                 table = pa.Table.from_batches([batch])
@@ -341,7 +346,7 @@ class UpdateMerger:
         return [scratch / f"{prefix}{index}.arrow" for index in range(count)]
 
     def close(self) -> None:
-        """Remove the files, after the call under way."""
+        """Remove the files after the current call has ended."""
         with self._turn:
             self._closed = True
             self._close()
@@ -354,7 +359,7 @@ class UpdateMerger:
                     writer.close()
                     sink.close()
                 except (OSError, pa.ArrowException):
-                    continue  # they are removed all the same
+                    continue  # they are removed anyway
             self._writers = []
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -393,8 +398,9 @@ def input_rows(inputs: Sequence[ShardBatch]) -> int:
 
 
 def consolidate_by_hash(updates: pa.Table) -> pa.Table:
-    """Consolidate the updates, as `consolidate` does."""
-    # Grouping takes several times the memory of its rows: group only rows whose hash occurs twice.
+    """Consolidate the updates, with the same result as `consolidate`."""
+    # Grouping takes several times the memory of its rows, so group only rows whose hash occurs more
+    # than once.
     hashes = row_hashes(updates.drop_columns([DIFF]))
     order = np.argsort(hashes)
     same = hashes[order][1:] == hashes[order][:-1]
@@ -410,9 +416,9 @@ def consolidate_by_hash(updates: pa.Table) -> pa.Table:
 
 
 def row_hashes(rows: pa.Table) -> Any:
-    """Return a uint64 for each row, equal for rows of equal bits.
+    """Return a uint64 hash for each row, equal for rows with equal bits.
 
-    Nested columns count only where there are no others. Memory beside the result is bounded.
+    Nested columns count only if there are no others. Memory in addition to the result is bounded.
     """
     # Each text value becomes a Python object meanwhile.
     starts = range(0, max(1, rows.num_rows), HASHED_ROWS)
@@ -431,7 +437,7 @@ def _row_hashes(rows: pa.Table) -> Any:
 
 def _column_hashes(column: pa.ChunkedArray) -> Any:
     values = column.combine_chunks()
-    if isinstance(values, pa.ChunkedArray):  # no chunk at all, or too many bytes for one
+    if isinstance(values, pa.ChunkedArray):  # no chunks, or too many bytes for one
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], column.type)
     kind = values.type
     if pa.types.is_nested(kind):
@@ -464,7 +470,7 @@ def _decimal_hashes(values: pa.Array) -> Any:
 
 
 def _by_dictionary(values: pa.Array) -> Any:
-    """Hash strings, binaries and others, each distinct value once."""
+    """Hash strings, binaries and other types, each distinct value once."""
     encoded = values.dictionary_encode()
     texts = (
         value if isinstance(value, bytes) else str(value).encode()

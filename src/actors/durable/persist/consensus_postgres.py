@@ -1,26 +1,26 @@
-"""Consensus on PostgreSQL: one table, one transaction for all waiting sets, several keys at once.
+"""Consensus on PostgreSQL: one table, with one transaction for all waiting sets.
 
     documents (key text COLLATE "C" PRIMARY KEY, seqno bigint, data bytea)
 
-A group of sets (`group_commit`) goes to the server in one pipeline, one round trip: BEGIN → lock
-all its keys → for each set one statement that compares, and changes if all compares hold, and
-notifies → COMMIT.
+A group of sets (`group_commit`) is sent to the server in one pipeline and one round trip: BEGIN;
+lock all its keys; for each set, one statement that compares, changes the documents if all
+comparisons hold, and notifies; COMMIT.
 
-*Linearizability.* A key's lock is an advisory one, on a 64-bit hash of schema and key. It covers
+*Linearizability.* A key's lock is an advisory lock on a 64-bit hash of schema and key. It covers
 absent keys, which row locks cannot. (1) Every transaction takes all its locks in one statement
-before it reads anything. (2) PostgreSQL frees them after the commit is visible to all. So two
-transactions with a key in common never overlap between (1) and the end. (3) Under READ COMMITTED
-each statement sees what was committed when *it* began: the compares begin after the locks are held,
-hence see everything that earlier holders have committed. Therefore transactions that share a key
-take effect in the order of their locks, each at its commit; others commute. (4) A read is one
-statement: it sees all commits that were acknowledged before it began. Two keys of one hash only
-wait for each other. The primary key guards against writers without locks.
+before it reads anything. (2) PostgreSQL releases them after the commit is visible to all. So two
+transactions with a common key never overlap between (1) and their ends. (3) Under READ COMMITTED,
+each statement sees what was committed when the *statement* started. The comparisons start after the
+locks are held, so they see everything that earlier holders have committed. Therefore transactions
+that share a key take effect in the order of their locks, each at its commit; others commute. (4) A
+read is one statement: it sees all commits that were acknowledged before it started. Two keys with
+the same hash merely wait for each other. The primary key guards against writers without locks.
 
-Failures that are determinate and pass (a lock or connection time-out, a restart) are retried after
-growing random pauses; so are reads, always.
+Determinate, transient failures (a lock or connection timeout, a restart) are retried after growing
+random pauses. Reads are always retried.
 
-**Changes.** Each set notifies its keys in its own transaction; `changes` listens on a connection of
-its own, so that what it reports can be read.
+**Changes.** Each set notifies about its keys in its own transaction. `changes` listens on a
+connection of its own, so that what it reports can already be read.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ CREATE TABLE {table} (
   data bytea NOT NULL
 )"""
 _PACK: Final = "ALTER TABLE {table} ALTER COLUMN data SET COMPRESSION lz4"
-"""Documents are written whole: PostgreSQL's own compression of 32 KiB takes as long as a commit."""
+"""A document is rewritten in full by each change. PostgreSQL's default compression takes as long as
+a commit for 32 KiB; lz4 is faster."""
 _HEAD: Final = "SELECT seqno, data FROM {table} WHERE key = %s"
 _LOCK: Final = "SELECT pg_advisory_xact_lock(l) FROM unnest(%s::bigint[]) l"
 _SET: Final = """
@@ -84,9 +85,9 @@ WITH op AS MATERIALIZED (
 )
 SELECT good.yes, (SELECT count(*) FROM notified) FROM good"""
 _NO_LZ4: Final = (psycopg.errors.SyntaxError, psycopg.errors.FeatureNotSupported)
-"""PostgreSQL 13 does not know lz4; other builds may lack it."""
+"""PostgreSQL 13 does not support lz4, and other builds may lack it."""
 _CLIENT_LETTERS: Final = 16
-"""Length of a notification's prefix: the client that made the change."""
+"""Length of a notification's prefix, which names the client that made the change."""
 
 
 class PostgresConsensus:
@@ -97,10 +98,11 @@ class PostgresConsensus:
         self._settings = settings
         self._random = random
         self._client = f"{random.getrandbits(4 * _CLIENT_LETTERS):0{_CLIENT_LETTERS}x}"
+        """Random name of this client in notifications."""
         self._channel = f"penstock_{place.schema}"
         self._table = sql.Identifier(place.schema, "documents")
         self._set_sql = sql.SQL(_SET).format(table=self._table).as_bytes()
-        """Formatted once, because it is sent often; as the next."""
+        """Formatted once, because it is sent often; so is the next one."""
         self._head_sql = sql.SQL(_HEAD).format(table=self._table).as_bytes()
         self._writer = PostgresLink(place, settings)
         self._reader = PostgresLink(place, settings)
@@ -108,10 +110,11 @@ class PostgresConsensus:
         self._reading = anyio.Lock(fast_acquire=True)
         self._sets = ConsensusGroupCommit(self._writing, self._check_open, self._commit)
         self._listeners: set[anyio.CancelScope] = set()
+        """Scopes to cancel on `close`, one per running `changes`."""
         self._closed = False
 
     async def open(self) -> None:
-        """Connect, and create schema and table where they are missing. Raises `StorageError`."""
+        """Connect, and create the schema and table if they are missing. Raises `StorageError`."""
 
         async def prepare() -> None:
             connection = await self._writer.connected()
@@ -121,8 +124,8 @@ class PostgresConsensus:
                 return
             schema = sql.Identifier(self._place.schema)
             async with connection.transaction():
-                # Two processes that start at once must not both create: IF NOT EXISTS alone can
-                # still fail.
+                # Two processes that start at the same time must not both create them: IF NOT EXISTS
+                # alone can still fail.
                 await connection.execute(_LOCK, ([self._lock_of("")],))
                 await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema))
                 found = await connection.execute("SELECT to_regclass(%s)", (name,))
@@ -138,21 +141,21 @@ class PostgresConsensus:
     # -- reading ----------------------------------------------------------------------------------
 
     async def head(self, key: str) -> VersionedData | None:
-        """Return the document, or None. Raises `StorageError`."""
+        """Return the document; None if it does not exist. Raises `StorageError`."""
         check_key(key)
         rows = await self._read(self._head_sql, (key,))
         return VersionedData(rows[0][0], bytes(rows[0][1])) if rows else None
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Return keys that start with `prefix`. Raises `StorageError`."""
+        """Return the keys that start with `prefix`, sorted. Raises `StorageError`."""
         query = sql.SQL(
             "SELECT key FROM {} WHERE key >= %s AND starts_with(key, %s) ORDER BY key"
         ).format(self._table)
         return [row[0] for row in await self._read(query.as_bytes(), (prefix, prefix))]
 
     async def snapshot(self) -> list[tuple[str, VersionedData]]:
-        """Return all documents at one instant; see `SnapshotConsensus`."""
-        # One statement has one snapshot, at any level of isolation.
+        """Return all documents as of one instant, sorted by key. Raises `StorageError`."""
+        # One statement sees one snapshot at any isolation level.
         query = sql.SQL("SELECT key, seqno, data FROM {} ORDER BY key").format(self._table)
         rows = await self._read(query.as_bytes(), ())
         return [(key, VersionedData(seqno, bytes(data))) for key, seqno, data in rows]
@@ -166,7 +169,8 @@ class PostgresConsensus:
         limits = self._settings
         most_ms = limits.store_request_timeout_ms + limits.retry_delay_ms_max
         try:
-            # Bounds the wait for the lock, too: its holder may wait for a server that hangs.
+            # Also limits the wait for the lock, whose holder may be waiting for a server that
+            # hangs.
             with anyio.fail_after(most_ms * (limits.store_request_retries_max + 1) / 1000):
                 async with self._reading:
                     self._check_open()
@@ -185,7 +189,7 @@ class PostgresConsensus:
                 await link.drop()
                 if not worth_another_try(error) or not await retry.pause():
                     raise as_storage_error(what, self._place, error, determinate=True) from None
-            except BaseException:  # cancelled: the next call must not get its late answer
+            except BaseException:  # cancelled: the next call must not receive its late answer
                 await link.drop()
                 raise
 
@@ -201,7 +205,7 @@ class PostgresConsensus:
         return await self._sets.set(ops)
 
     async def _commit(self, group: Sequence[PendingSet]) -> None:
-        """Set the answer of every pending set; never raises `StorageError`."""
+        """Set the answer of every pending set. Never raises `StorageError`."""
         retry = self._retries()
         while True:
             under_way = _UnderWay()
@@ -210,13 +214,13 @@ class PostgresConsensus:
                     answers = await self._transaction(group, under_way)
             except FAILURES as error:
                 await self._writer.drop()
-                # The connection was given up: its late answers must not reach the next group.
+                # The connection was dropped, so its late answers cannot reach the next group.
                 determinate = under_way.nothing_stays(error)
                 if determinate and worth_another_try(error) and await retry.pause():
                     continue
                 fail(group, as_storage_error("write", self._place, error, determinate=determinate))
                 return
-            except BaseException:  # cancelled: the next group must not get these answers
+            except BaseException:  # cancelled: the next group must not receive these answers
                 await self._writer.drop()
                 raise
             for pending, answer in zip(group, answers, strict=True):
@@ -225,18 +229,18 @@ class PostgresConsensus:
 
     async def _transaction(self, group: Sequence[PendingSet], under_way: _UnderWay) -> list[bool]:
         connection = await self._writer.connected()
-        # Ascending, in one statement: transactions cannot deadlock.
+        # Ascending, and in one statement, so that transactions cannot deadlock.
         locks = sorted({self._lock_of(op.key) for pending in group for op in pending.ops})
         async with connection.pipeline():
             before = under_way.before
             before.append(await connection.execute("BEGIN"))
             before.append(await connection.execute(_LOCK, (locks,)))
             sets = [await self._send(connection, pending.ops, before) for pending in group]
-            # Set before: once COMMIT is handed over, a failure may be indeterminate.
+            # Set before sending: once COMMIT is passed on, a failure may be indeterminate.
             under_way.committing = True
             commit = await connection.execute("COMMIT")
         if commit.statusmessage != "COMMIT":
-            raise psycopg.OperationalError(f"COMMIT was answered by {commit.statusmessage}")
+            raise psycopg.OperationalError(f"unexpected answer to COMMIT: {commit.statusmessage}")
         rows = [await cursor.fetchone() for cursor in sets]
         return [row is not None and bool(row[0]) for row in rows]
 
@@ -249,7 +253,7 @@ class PostgresConsensus:
         values = {
             "keys": [op.key for op in ops],
             "expected": [op.expected for op in ops],
-            "data": [op.data or b"" for op in ops],  # sent as binary: text is twice as long
+            "data": [op.data or b"" for op in ops],  # sent as binary, because text is twice as long
             "gone": [op.data is None for op in ops],
             "first": [op.first for op in ops],
             "kept": [op.kept for op in ops],
@@ -264,11 +268,11 @@ class PostgresConsensus:
         text = f"{self._place.schema}\0{key}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
 
-    # -- hearing of changes -----------------------------------------------------------------------
+    # -- notifications ----------------------------------------------------------------------------
 
     async def changes(self) -> AsyncGenerator[str | None, None]:
-        """Yield the keys that other clients changed; see `WatchedConsensus`. Ends when the store is
-        closed."""
+        """Yield the keys that other clients change, until the store is closed. None means that any
+        key may have changed."""
         link = PostgresLink(self._place, self._settings)
         try:
             retry = RetryLoop(self._settings, random=self._random)
@@ -276,8 +280,8 @@ class PostgresConsensus:
                 heard: list[str] = []
                 try:
                     connection = await self._listening(link, heard)
-                    # Notifications are lost with a connection: after each connect any key may have
-                    # changed.
+                    # Notifications are lost with a connection, so any key may have changed after
+                    # each connect.
                     yield None
                     retry.reset()
                     while True:
@@ -326,7 +330,7 @@ class PostgresConsensus:
             raise ResourceClosed(f"{self._place.shown} is closed")
 
     async def close(self) -> None:
-        """Wait for requests under way, and end `changes`."""
+        """Wait for requests in progress, and end `changes`."""
         async with self._writing, self._reading:
             self._closed = True
             for scope in list(self._listeners):
@@ -342,14 +346,15 @@ class _UnderWay:
         self.before: list[psycopg.AsyncCursor[Any]] = []
         """Statements before COMMIT, in order."""
         self.committing = False
-        """True once COMMIT was handed over, or may have been."""
+        """True once COMMIT was passed on, or may have been."""
 
     def nothing_stays(self, error: BaseException) -> bool:
-        """Return whether the transaction surely did not, and will not, commit."""
+        """Return whether the transaction certainly did not and will not commit."""
         if not self.committing:
             return True
-        # An ERROR of a statement before COMMIT makes the server skip the COMMIT. Answers come in
-        # order: a missing one says that the error is of such a statement, not of COMMIT itself.
+        # An ERROR of a statement before COMMIT makes the server skip the COMMIT. Answers arrive in
+        # order, so a missing one means that the error is from such a statement and not from COMMIT
+        # itself.
         return sqlstate(error) is not None and any(
             cursor.pgresult is None for cursor in self.before
         )

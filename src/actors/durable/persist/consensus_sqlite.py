@@ -1,12 +1,12 @@
 """Consensus on SQLite: one file, one connection, one thread at a time.
 
-Sets that arrive while a commit is under way wait and then share the next transaction (and its
-fsync); each is still judged by itself and in order. Errors before COMMIT are rolled back and
-determinate; an I/O error of COMMIT itself is indeterminate, as the log may hold the whole
-transaction all the same.
+Sets that arrive while a commit is in progress wait, and then share the next transaction (and its
+fsync). They are still evaluated individually and in order. Errors before COMMIT are rolled back and
+determinate. An I/O error of COMMIT itself is indeterminate, because the log may contain the whole
+transaction anyway.
 
-A transaction that hangs is given up after `timeout_ms` (`blob_file.py`): a set is then
-indeterminate. Until its thread is back each later call waits as long, and fails.
+A transaction that hangs is given up after `timeout_ms` (`blob_file.py`), which makes its sets
+indeterminate. Until its thread has returned, each later call waits for as long, and fails.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _CHANGE: Final = "UPDATE document SET seqno = seqno + 1, data = ? WHERE key = ?"
 
 
 def use_write_ahead_log(connection: apsw.Connection) -> str:
-    """Switch a database to a write-ahead log and return its mode. Raises `apsw.Error`.
+    """Switch a database to write-ahead logging and return its mode. Raises `apsw.Error`.
 
-    SQLite does not wait here as its busy timeout says: of two processes that open a new database
-    at the same time, one is refused at once.
+    SQLite ignores its busy timeout here: if two processes open a new database at the same time, one
+    is refused at once.
     """
     for _ in range(_BUSY_MS // _SWITCH_AGAIN_MS):
         with suppress(apsw.BusyError):
@@ -69,16 +69,18 @@ class SqliteConsensus:
         poll_ms: int = 500,
         timeout_ms: int = DISK_TIMEOUT_MS,
     ) -> None:
-        """Take the file; `poll_ms`: period of `changes`; `timeout_ms`: bound of one transaction,
-        which then goes on without its callers."""
+        """Make a store. `poll_ms` is the period of `changes`. `timeout_ms` limits a transaction,
+        which then continues without its callers."""
         self._timeout_ms = timeout_ms
         self._path = path
         self._poll_ms = poll_ms
         self._clock = clock
         self._connection: Any = None
+        """The open connection; None before `open` and after `close`."""
         self._lock = anyio.Lock(fast_acquire=True)
-        # A cancelled task (`Task.cancel` pierces a shield) frees `_lock` while its thread still
-        # runs: this lock, which no cancel frees, keeps the next thread out of its transaction.
+        # A cancelled task (`Task.cancel` ignores shields) releases `_lock` while its thread is
+        # still running. No cancellation releases this lock, so it keeps the next thread out of the
+        # transaction.
         self._in_use = threading.Lock()
 
         async def commit(group: Sequence[PendingSet]) -> None:
@@ -90,14 +92,14 @@ class SqliteConsensus:
         self._sets = ConsensusGroupCommit(self._lock, self._check_open, commit)
 
     async def open(self) -> None:
-        """Open or creates the file. Raises `StorageError`, `CorruptData`."""
+        """Open or create the file. Raises `StorageError` and `CorruptData`."""
         async with self._lock:
             with anyio.CancelScope(shield=True):
                 await self._in_thread("open", self._open)
 
     async def _in_thread(self, what: str, use: Callable[[], R], *, determinate: bool = True) -> R:
-        """Run a blocking call in a thread; its wait for the connection is bounded as the call
-        is."""
+        """Run a blocking call in a thread. Its wait for the connection has the same limit as the
+        call."""
 
         def alone() -> R:
             if not self._in_use.acquire(timeout=self._timeout_ms / 1000):
@@ -114,8 +116,8 @@ class SqliteConsensus:
 
     def _open(self) -> None:
         try:
-            # SQLite gives its two companions the file's mode. One that exists is not opened here:
-            # closing it would free the locks that this process has on it.
+            # SQLite gives its two companion files the file's mode. An existing file is not opened
+            # here, because closing it would release the locks that this process has on it.
             with suppress(FileExistsError):
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, PRIVATE_FILE))
             connection = apsw.Connection(str(self._path))
@@ -123,11 +125,11 @@ class SqliteConsensus:
             mode = use_write_ahead_log(connection)
             if mode != "wal":
                 raise StorageError(
-                    f"{self._path}: SQLite cannot use a write-ahead log there (mode {mode!r});"
-                    " put the state directory on a local file system",
+                    f"SQLite cannot use write-ahead logging for {self._path} (mode {mode!r}); put "
+                    "the state directory on a local file system",
                     determinate=True,
                 )
-            # A commit that returned survives a power cut, at the price of one fsync.
+            # A commit that returned survives a power failure, at the price of one fsync.
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute(_TABLE)
             sync_folder(self._path.parent)
@@ -138,7 +140,7 @@ class SqliteConsensus:
         self._connection = connection
 
     async def head(self, key: str) -> VersionedData | None:
-        """Return the document, or None. Raises `StorageError`."""
+        """Return the document; None if it does not exist. Raises `StorageError`."""
         check_key(key)
         return await self._locked(lambda: self._head(key))
 
@@ -149,7 +151,7 @@ class SqliteConsensus:
         return None if row is None else VersionedData(row[0], row[1])
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Return keys that start with `prefix`. Raises `StorageError`."""
+        """Return the keys that start with `prefix`, sorted. Raises `StorageError`."""
         return await self._locked(
             lambda: [
                 row[0]
@@ -161,8 +163,8 @@ class SqliteConsensus:
         )
 
     async def snapshot(self) -> list[tuple[str, VersionedData]]:
-        """Return all documents at one instant; see `SnapshotConsensus`."""
-        # One statement is one transaction: it sees the database at one instant.
+        """Return all documents as of one instant, sorted by key. Raises `StorageError`."""
+        # One statement is one transaction, so it sees the database at one instant.
         return await self._locked(
             lambda: [
                 (row[0], VersionedData(row[1], row[2]))
@@ -191,7 +193,7 @@ class SqliteConsensus:
         return await self._sets.set(ops)
 
     def _commit(self, group: Sequence[PendingSet]) -> None:
-        """Set the answer of every pending set; never raises `StorageError`."""
+        """Set the answer of every pending set. Never raises `StorageError`."""
         answers: list[bool] = []
         started = False
         try:
@@ -201,7 +203,7 @@ class SqliteConsensus:
             self._connection.execute("COMMIT")
         except apsw.Error as error:
             full = isinstance(error, apsw.FullError)
-            # Of COMMIT's own errors only a full disk is determinate.
+            # Of COMMIT's own errors, only a full disk is determinate.
             fail(group, self._failed("write", error, determinate=full or not started))
             return
         finally:
@@ -240,19 +242,20 @@ class SqliteConsensus:
             return
 
     async def changes(self) -> AsyncGenerator[str | None, None]:
-        """Yield None whenever another connection may have changed a key; see `WatchedConsensus`."""
+        """Yield None whenever another connection may have changed a key, until the store is
+        closed."""
         seen = None
         while self._connection is not None:
             try:
-                # SQLite has no notifications. This version costs less than reading the known
-                # documents.
+                # SQLite has no notifications. Reading this version costs less than reading the
+                # known documents.
                 version = await self._locked(
                     lambda: self._connection.execute("PRAGMA data_version").get
                 )
             except ResourceClosed:
                 return
             except StorageError:
-                version = None  # unknown: report a change
+                version = None  # unknown, so report a change
             if version is None or version != seen:
                 seen = version
                 yield None
@@ -270,7 +273,7 @@ class SqliteConsensus:
             )
         if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
             return CorruptData(
-                f"{self._path} is damaged ({error}): restore the state directory from a copy",
+                f"{self._path} is damaged ({error}): restore the state directory from a backup",
                 determinate=determinate,
             )
         return StorageError(
@@ -279,7 +282,7 @@ class SqliteConsensus:
         )
 
     async def close(self) -> None:
-        """Close the file, after the calls under way."""
+        """Close the file, after calls in progress."""
         async with self._lock:
             with anyio.CancelScope(shield=True):
                 await self._in_thread("close", self._close)

@@ -1,10 +1,10 @@
-"""A cache of decoded parts: concurrent readers of one part share one read and one decoding.
+"""A cache of decoded parts. Concurrent readers of a part share one read and one decoding.
 
-All dataflows of one source want the same part at about the same time, and a view on a view wants
-what was just written. The first reader reads the part, concurrent ones wait for it; written parts
-are cached at once.
+All dataflows of one source need the same part at about the same time, and a view on a view needs
+what was just written. The first reader reads the part, and concurrent ones wait for it. Written
+parts are cached at once.
 
-Invariants: the cached tables take at most `bytes_max` bytes, their overhead included; the least
+Invariants: the cached tables, including their overhead, take at most `bytes_max` bytes; the least
 recently used are evicted first. A part never changes, so no entry is ever stale.
 """
 
@@ -23,32 +23,36 @@ from actors.runtime.threshold_probes import DECODED_EVICTION, DECODED_ROOM
 LARGEST_SHARE: Final = 8
 TABLE_BYTES: Final = 1024
 CHUNK_BYTES: Final = 256
-"""Approximate overhead of a table, and of a chunk of a column, beside the values: measured."""
+"""Approximate overhead, measured, of a table and of a chunk of a column, in addition to the
+values."""
 
 Key: TypeAlias = str | bytes
 
 
 class DecodedParts:
-    """Decoded parts, bounded by bytes."""
+    """Decoded parts, limited by size."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._tables: OrderedDict[Key, tuple[pa.Table, int]] = OrderedDict()
+        """Tables and their sizes, least recently used first."""
         self._reading: dict[Key, anyio.Event] = {}
+        """Parts that are being read; the event is set at the end."""
 
     @property
     def bytes(self) -> int:
-        """Return the bytes that the cached tables take."""
+        """Return the size of the cached tables in bytes."""
         return self._bytes
 
     @property
     def rows(self) -> int:
-        """Return the number of rows of all tables that are kept."""
+        """Return the number of rows in all cached tables."""
         return sum(table.num_rows for table, _ in self._tables.values())
 
     async def get(self, part: BatchPart, read: Callable[[], Awaitable[pa.Table]]) -> pa.Table:
-        """Return the part's updates: cached, awaited, or read. Raises what `read` raises."""
+        """Return the part's updates: from the cache, from a concurrent read, or by `read`. Raises
+        what `read` raises."""
         key = _key(part)
         while True:
             found = self._tables.get(key)
@@ -60,8 +64,8 @@ class DecodedParts:
                 break
             await reading.wait()
             if key not in self._tables:
-                # The other reader failed, was cancelled, or the table is too large to keep. An
-                # error goes to its own caller only.
+                # The other reader failed or was cancelled, or the table is too large to cache. An
+                # error is raised only to its own caller.
                 return await read()
         event = self._reading[key] = anyio.Event()
         try:
@@ -95,7 +99,7 @@ class DecodedParts:
 
 
 def held_bytes(key: Key, table: pa.Table) -> int:
-    """Return about the memory that a cached table takes: its buffers, whole."""
+    """Return approximately the memory that a cached table takes, including its complete buffers."""
     chunks = len(table.to_batches()) * table.num_columns
     inline = len(key) if isinstance(key, bytes) else 0
     return int(table.get_total_buffer_size() + TABLE_BYTES + CHUNK_BYTES * chunks + inline)

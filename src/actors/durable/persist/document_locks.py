@@ -1,4 +1,4 @@
-"""Locks of documents by their keys, and waiters for their changes, within one process."""
+"""Locks on documents by key, and waiters for their changes, within one process."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from actors.runtime.kernel.mailbox import LatchedFlag
 
 # An `anyio.Lock` costs five times as much, and every change of a document takes one.
 Held: TypeAlias = dict[str, deque[LatchedFlag]]
-"""Locks that are taken, and the waiters of each."""
+"""Locks that are held, and the waiters for each."""
 
 
 class KeyLocks:
-    """Several locks, always taken in the order of their keys; unused ones are forgotten."""
+    """Several locks, always taken in the order of their keys. Unused locks are forgotten."""
 
     def __init__(self, held: Held, keys: Sequence[str]) -> None:
         self._held = held
-        # Every holder takes them in this order: no deadlock.
+        # Every holder takes them in this order, so there are no deadlocks.
         self._keys = sorted(keys)
         self._taken: list[str] = []
+        """Keys whose locks this object holds."""
 
     async def __aenter__(self) -> None:
         try:
@@ -43,7 +44,7 @@ class KeyLocks:
         try:
             await turn.wait()
         except BaseException:
-            if turn.is_set():  # cancelled after the lock was handed over: release passes it on
+            if turn.is_set():  # cancelled after receiving the lock; `_release` passes it on
                 self._taken.append(key)
             else:
                 waiting.remove(turn)
@@ -69,22 +70,22 @@ class DocumentWaiters:
     """Events by document key."""
 
     def __init__(self) -> None:
-        # Dicts, not sets: waiters wake in the order in which they came, in every process.
+        # Dicts, not sets, so that waiters wake in the order in which they came, in every process.
         self._events: dict[str, dict[anyio.Event, None]] = {}
 
     def wake(self, key: str) -> None:
-        """Wake the waiters of a document that changed."""
+        """Wake the waiters for a document that changed."""
         for event in self._events.get(key, ()):
             event.set()
 
     def wake_all(self) -> None:
-        """Wake all waiters: the owner closes."""
+        """Wake all waiters, because the owner is closing."""
         for key in self._events:
             self.wake(key)
 
     async def wait(self, keys: Sequence[str]) -> None:
         """Wait until one of the documents changes."""
-        # Registered without a suspension after the caller's look: no change falls in between.
+        # Registered without an await after the caller's check, so no change is missed in between.
         event = anyio.Event()
         for key in keys:
             self._events.setdefault(key, {})[event] = None

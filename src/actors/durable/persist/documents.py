@@ -1,11 +1,11 @@
-"""Codec of state documents: msgpack with a format version and a checksum, packed where that pays.
+"""Encodes state documents: msgpack with a format version and a checksum, compressed.
 
-A document lies within a small envelope that has its crc32 and the envelope's version: any damaged
-byte is found, and a program older than checksums sees that it is too old. Documents without an
-envelope are older, and are read as they are.
+A document is in a small envelope with its crc32 and the envelope's version. So any damaged byte is
+detected, and a program older than checksums sees that it is too old. Documents without an envelope
+are older, and are read as they are.
 
-Limits of a document's size count its bytes unpacked: that is what each change encodes and keeps in
-memory. An older format lacks fields, which have defaults.
+Limits on a document's size count its uncompressed bytes, because that is what each change encodes
+and keeps in memory. Older formats lack fields, which have defaults.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from actors.runtime.errors import CorruptData, StorageError
 SEALED: Final = 2
 """Version of documents with a checksum, whatever the format of their contents."""
 PACKED: Final = 3
-"""Version of documents that are packed as well: length, then LZ4."""
+"""Version of documents that are also compressed: the length, followed by LZ4."""
 
 _LENGTH_BYTES: Final = 4
 _LZ4_RATIO_MAX: Final = 255
 _LZ4: Final = pa.Codec("lz4_raw")
 _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
-"""Errors that damaged bytes cause; the latter where text is expected."""
+"""Errors caused by damaged bytes; the latter where text is expected."""
 
 
 class _Sealed(msgspec.Struct, frozen=True):
     version: int
     checksum: int
-    """crc32 of `document`, packed or not."""
+    """crc32 of `document`, compressed or not."""
     document: bytes
 
 
@@ -48,12 +48,12 @@ _tables = msgspec.msgpack.Decoder(TablesUpper)
 
 
 def encode(document: ShardState | TablesUpper) -> bytes:
-    """Encode a document for the store: without the parts that lists describe."""
+    """Encode a document for the store, without the parts that lists describe."""
     return encode_sized(document)[0]
 
 
 def encode_sized(document: ShardState | TablesUpper) -> tuple[bytes, int]:
-    """Encode a document for the store; return it with its size unpacked."""
+    """Encode a document for the store. Return it with its uncompressed size."""
     if isinstance(document, ShardState):
         document = without_parts(document)
     data = _encoder.encode(document)
@@ -62,14 +62,14 @@ def encode_sized(document: ShardState | TablesUpper) -> tuple[bytes, int]:
 
 def sealed(data: bytes) -> bytes:
     """Wrap a document in the envelope with its checksum."""
-    # Documents repeat field names and columns: LZ4 leaves a tenth of those in less time than a
+    # Documents repeat field names and columns. LZ4 reduces these to a tenth, in less time than a
     # store takes to write the rest.
     packed = len(data).to_bytes(_LENGTH_BYTES, "little") + _LZ4.compress(data, asbytes=True)
     return _encoder.encode(_Sealed(PACKED, zlib.crc32(packed), packed))
 
 
 def size_of(data: bytes) -> int:
-    """Return the size unpacked of a stored document that was decoded before."""
+    """Return the uncompressed size of a stored document, which must have been decoded before."""
     try:
         outer = _sealed.decode(data)
     except _UNDECODABLE:
@@ -82,8 +82,8 @@ def _length(data: bytes) -> int:
 
 
 def decode_shard(key: str, data: bytes) -> ShardState:
-    """Decode a state, which is whole once its lists of parts were read (`parts.py`). Raises
-    `CorruptData`, `StorageError` (written by a newer version)."""
+    """Decode a state. It is whole once its part lists are read (`part_lists.py`). Raises
+    `CorruptData`, and `StorageError` if a newer version wrote it."""
     data = unsealed(key, data)
     try:
         state = _states.decode(data)
@@ -92,13 +92,13 @@ def decode_shard(key: str, data: bytes) -> ShardState:
     _check_format(key, state.version)
     _check_own(key, state)
     validate(state)
-    # An older state becomes the newest format here: a program that knows no newer format then
-    # refuses it, and never drops fields that it does not know.
+    # An older state is converted to the newest format here. A program that does not know that
+    # format then refuses it, and never drops fields that it does not know.
     return replace(state, version=FORMAT)
 
 
 def decode_tables(data: bytes) -> TablesUpper:
-    """Decode the shared upper. Raises as `decode_shard` does."""
+    """Decode the tables' shared upper. Raises the same errors as `decode_shard`."""
     data = unsealed(TABLES_UPPER, data)
     try:
         tables = _tables.decode(data)
@@ -109,19 +109,19 @@ def decode_tables(data: bytes) -> TablesUpper:
 
 
 def unsealed(key: str, data: bytes) -> bytes:
-    """Verify the envelope and return the document. `key` is for errors. Raises `CorruptData`,
-    `StorageError` (written by a newer version)."""
+    """Verify the envelope and return the document. `key` is for errors. Raises `CorruptData`, and
+    `StorageError` if a newer version wrote it."""
     try:
         outer = _sealed.decode(data)
     except _UNDECODABLE:
-        # Older than envelopes; or so damaged that it will not decode as a document either.
+        # Either older than envelopes, or so damaged that it cannot be decoded as a document either.
         return data
     _check_format(key, outer.version, PACKED)
     found = zlib.crc32(outer.document)
     if found != outer.checksum or outer.version < SEALED:
         raise CorruptData(
-            f"document {key}: {len(outer.document)} bytes with crc32 {found:08x}, written were"
-            f" bytes with {outer.checksum:08x}; restore the stores from a copy",
+            f"document {key}: {len(outer.document)} bytes with crc32 {found:08x}, expected crc32 "
+            f"{outer.checksum:08x}; restore the stores from a backup",
             determinate=True,
         )
     return outer.document if outer.version == SEALED else _unpacked(key, outer.document)
@@ -129,47 +129,49 @@ def unsealed(key: str, data: bytes) -> bytes:
 
 def _unpacked(key: str, data: bytes) -> bytes:
     length = _length(data)
-    # Checked before the buffer of that length is allocated.
+    # Checked before a buffer of that length is allocated.
     if length > len(data) * _LZ4_RATIO_MAX:
         raise CorruptData(
-            f"document {key}: {len(data)} packed bytes cannot be {length}", determinate=True
+            f"document {key}: {len(data)} compressed bytes cannot contain {length}",
+            determinate=True,
         )
     try:
         return bytes(_LZ4.decompress(data[_LENGTH_BYTES:], length, asbytes=True))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptData(f"document {key} cannot be unpacked: {error}", determinate=True) from None
+        raise CorruptData(f"cannot decompress document {key}: {error}", determinate=True) from None
 
 
 def _check_own(key: str, state: ShardState) -> None:
-    """Raise `CorruptData` unless the document, and all of its parts, belong to the shard."""
+    """Raise `CorruptData` unless the document and all its parts belong to the shard."""
     strange = sorted(name for name in state.own_keys() if not name.startswith(f"{state.id}/"))
     if shard_key(state.id) != key or strange:
         whose = f"the parts {', '.join(strange[:3])}" if strange else f"shard {state.id}"
         raise CorruptData(
-            f"document {key} names {whose}: it is another shard's, or damaged", determinate=True
+            f"document {key} names {whose}: it is damaged, or belongs to another shard",
+            determinate=True,
         )
 
 
 def _unreadable(key: str, data: bytes, error: Exception) -> StorageError:
-    """Return the error of a document that does not decode."""
+    """Return the error for a document that cannot be decoded."""
     try:
         found = msgspec.msgpack.decode(data)
         version = found.get("version") if isinstance(found, dict) else None
     except _UNDECODABLE:
         version = None
-    # A newer document may not decode as ours at all: its version says more than the failure.
+    # A newer document may not decode as ours at all; its version says more than the failure.
     if isinstance(version, int):
         try:
             _check_format(key, version, max(FORMAT, SEALED))
         except StorageError as newer:
             return newer
-    return CorruptData(f"document {key} cannot be decoded: {error}", determinate=True)
+    return CorruptData(f"cannot decode document {key}: {error}", determinate=True)
 
 
 def _check_format(key: str, version: int, newest: int = FORMAT) -> None:
     if version > newest:
         raise StorageError(
-            f"document {key} has format {version}, this version reads up to {newest}:"
-            " use the newer version of the program",
+            f"document {key} has format {version}, this version supports up to {newest}: use the "
+            "newer version of the program",
             determinate=True,
         )

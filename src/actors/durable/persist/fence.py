@@ -1,20 +1,21 @@
-"""Fencing: one service at a time on stores that several could use; the newest one wins.
+"""Fencing: of several services that could use the same stores, only the newest may write.
 
 **Rule.** The document `EPOCH_KEY` names the service that owns the stores. A starting service raises
-its epoch by compare-and-set, and remembers the resulting seqno as its fencing token. Each set of
-documents by that service compares this seqno too, *in the same set*. So after a successor's epoch
-is durable no set of the older service succeeds: there is no clock, no lease that must run out, no
-instant in which both write. The successor reads after its epoch, hence sees all acknowledged sets.
+the epoch by compare-and-set, and remembers the resulting seqno as its fencing token. Each set of
+documents by that service compares this seqno, too, *in the same set*. So once a successor's epoch
+is durable, no set of the older service succeeds. There is no clock, no lease that must expire, and
+no instant at which both can write. The successor reads after its epoch, so it sees all acknowledged
+sets.
 
 The older service gets `WriterFenced`, which names the successor: at its next set, through a
-notification, or by polling (`follow_changes`). Then it halts. Until then it may answer reads of
-times that it had sealed, which stay true.
+notification, or by polling (`follow_changes`). Then it halts. Until then it may serve reads at
+times that it had sealed, which stay correct.
 
-A replica in a process of its own owns nothing, and is fenced by what its owner remembers
+A replica in a process of its own owns nothing. It is fenced by the token of its owner
 (`replica_fence`).
 
-Not fenced: blobs (written under unique names; a fenced process deletes only blobs that no state
-names any more), and guests that write beside a service.
+Not fenced: blobs (which have unique names; a fenced process only deletes blobs that no state
+names), and guests that write alongside a service.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ _ATTEMPTS_MAX: Final = 16
 
 
 class FenceEpoch(msgspec.Struct, frozen=True):
-    """Identity of the service that owns the stores."""
+    """Identifies the service that owns the stores."""
 
     version: int
     epoch: int
     process: str
-    """Process name in the shards' documents."""
+    """The process's name in the shards' documents."""
     host: str
     pid: int
     started_ms: int
-    """Wall clock of that service; for display only."""
+    """Wall clock when that service started; for display only."""
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}, process {self.pid} on {self.host}"
@@ -57,43 +58,46 @@ class FencedConsensus:
     """A `ConsensusStore` whose sets fail once another service owns the stores."""
 
     def __init__(self, inner: ConsensusStore, own: FenceEpoch, seqno: int, former: str) -> None:
-        """Take the seqno of our epoch document, and the name of the `former` process."""
+        """Make a fenced store. `seqno` is that of our epoch document, and `former` the previous
+        owner's process."""
         self.inner = inner
         self.own = own
         self.former = former
         self.took_over = False
-        """True if the former owner was there until it was found dead."""
+        """True if the previous owner was running until it was found dead."""
         self.fenced = anyio.Event()
+        """Set when the takeover becomes known."""
         self._seqno = seqno
         self._by = ""
+        """The successor, for errors."""
 
     @property
     def seqno(self) -> int:
-        """Return the seqno of the epoch's document, which is this service's alone."""
+        """Return the fencing token: the seqno of this service's epoch document."""
         return self._seqno
 
     async def head(self, key: str) -> VersionedData | None:
-        """Return the document, or None. Raises `StorageError`."""
+        """Return the document; None if it does not exist. Raises `StorageError`."""
         return await self.inner.head(key)
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Return keys that start with `prefix`. Raises `StorageError`."""
+        """Return the keys that start with `prefix`. Raises `StorageError`."""
         return await self.inner.list_keys(prefix)
 
     async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
-        """Change all keys or none. Raises `WriterFenced`, and as the store does."""
+        """Change all keys or none. Raises `WriterFenced`, and what the store raises."""
         # Saves a request: after a takeover no set can succeed.
         self.check()
-        # Only compared (`kept`): the store fences atomically with the caller's changes.
+        # Only compared (`kept`), so the store fences atomically with the caller's changes.
         fence = CompareAndSet(EPOCH_KEY, self._seqno, None, kept=True)
         if await self.inner.compare_and_set([*ops, fence]):
             return True
-        # A mismatch may be of the epoch or of the caller's keys: only the former raises.
+        # The mismatch may be of the epoch or of the caller's keys; only the former raises.
         await self.look()
         return False
 
     async def look(self) -> None:
-        """Read the epoch; raise `WriterFenced` once another service owns the stores. Raises
+        """Read the epoch, and raise `WriterFenced` if another service owns the stores. Raises
         `StorageError`."""
         self.check()
         head = await self.inner.head(EPOCH_KEY)
@@ -103,23 +107,23 @@ class FencedConsensus:
             self.check()
 
     def check(self) -> None:
-        """Raise `WriterFenced` once the takeover is known."""
+        """Raise `WriterFenced` if a takeover is known."""
         if self.fenced.is_set():
             raise WriterFenced(
-                f"another service took over the stores ({self._by}); this one ({self.own}) has"
-                " stopped writing: nothing was done. Stop one of them, or give it stores of its"
-                " own (consensus_url)",
+                f"another service took over the stores ({self._by}), so this one ({self.own}) has "
+                "stopped writing; nothing was written. Stop one of them, or give it stores of "
+                "its own (consensus_url)",
                 determinate=True,
             )
 
     async def close(self) -> None:
-        """Release the store. The epoch document stays."""
+        """Close the store. The epoch document stays."""
         await self.inner.close()
 
 
 async def read_epoch(store: ConsensusStore) -> tuple[FenceEpoch, int] | None:
     """Return the service that owns the stores, and the seqno of its document; None if no service
-    ever did. Raises `StorageError`, `CorruptData`."""
+    ever owned them. Raises `StorageError` and `CorruptData`."""
     head = await store.head(EPOCH_KEY)
     return None if head is None else (_decoded(head.data), head.seqno)
 
@@ -134,9 +138,9 @@ async def acquire_epoch(
 ) -> FencedConsensus:
     """Make this process the owner of the stores.
 
-    `over`: the seqno of the epoch's document to take over from (None: there is none), so that of
-    several that saw an owner die one takes over, and the others see a living one again. Raises
-    `StorageError` (determinate if the owner is another one), `CorruptData`.
+    `over` is the seqno of the epoch document to take over from (None: there is none). If several
+    processes saw an owner fail, only one takes over, and the others see a live owner again. Raises
+    `StorageError` (determinate if another process became the owner) and `CorruptData`.
     """
     former, retry = "", RetryLoop(settings, failures_max=_ATTEMPTS_MAX)
     while True:
@@ -147,7 +151,9 @@ async def acquire_epoch(
                 # An earlier attempt succeeded, and its answer was lost.
                 return FencedConsensus(inner, held, seqno, former)
             if over not in ("anyone", seqno):
-                raise StorageError(f"another service has done so: {held}", determinate=True)
+                raise StorageError(
+                    f"another service has taken over the stores: {held}", determinate=True
+                )
             former = "" if held is None else held.process
             own = FenceEpoch(
                 VERSION,
@@ -161,15 +167,14 @@ async def acquire_epoch(
             if await inner.compare_and_set([cas]):
                 return FencedConsensus(inner, own, cas.seqno, former)
         except StorageError as error:
-            # Retry here is safe: the next round reads the epoch, and finds its own process there if
-            # the failed set has landed.
+            # Retrying is safe: the next round reads the epoch, and finds this process there if the
+            # failed set has landed.
             if error.determinate or retry.failures >= _ATTEMPTS_MAX:
                 raise
         if not await retry.pause():
             raise StorageError(
-                "could not take over the stores: other services did so"
-                f" {retry.failures} times meanwhile;"
-                " start one at a time",
+                f"could not take over the stores: other services did so {retry.failures} times "
+                "meanwhile; start one at a time",
                 determinate=True,
             )
 
@@ -183,13 +188,13 @@ def _decoded(data: bytes) -> FenceEpoch:
         found = _DECODER.decode(data)
     except msgspec.DecodeError as error:
         raise CorruptData(
-            f"document {EPOCH_KEY} cannot be decoded: {error}", determinate=True
+            f"cannot decode document {EPOCH_KEY}: {error}", determinate=True
         ) from None
     # A newer version may fence by other rules.
     if found.version > VERSION:
         raise StorageError(
-            f"the stores are of format {found.version} ({found}), this version reads up to"
-            f" {VERSION}: use the newer version of the program",
+            f"the stores have format {found.version} ({found}), this version supports up to "
+            f"{VERSION}: use the newer version of the program",
             determinate=True,
         )
     return found

@@ -1,7 +1,7 @@
-"""Keeps the cached documents up to date while other processes change them.
+"""Keeps cached documents up to date while other processes change them.
 
-Correctness does not depend on it: compare-and-set finds every stale document. It wakes readers that
-wait for a shard which another process appends to. The store notifies of changes
+Correctness does not depend on this, because compare-and-set detects every stale document. It wakes
+readers that wait for a shard to which another process appends. The store either notifies of changes
 (`WatchedConsensus`), or all known documents are polled.
 """
 
@@ -34,8 +34,11 @@ async def follow(
     settings: Settings,
     renew: Callable[[], Awaitable[None]],
 ) -> None:
-    """Follow changes until cancelled, or until the store's notifications end. `renew` is called
-    several times in a lease. Raises `WriterFenced` once another service owns the stores."""
+    """Follow changes until cancelled, or until the store's notifications end.
+
+    `renew` is called several times per lease duration. Raises `WriterFenced` when another service
+    owns the stores.
+    """
     fence = consensus if isinstance(consensus, FencedConsensus) else None
     inner = consensus.inner if isinstance(consensus, FencedConsensus | ReplicaFence) else consensus
     async with anyio.create_task_group() as group:
@@ -56,7 +59,7 @@ async def _renewing(renew: Callable[[], Awaitable[None]], settings: Settings) ->
 
 
 async def _until_fenced(fence: FencedConsensus, scope: anyio.CancelScope) -> None:
-    # A set of this process may learn of the takeover first.
+    # A set of this process may detect the takeover first.
     await fence.fenced.wait()
     scope.cancel()
 
@@ -78,7 +81,8 @@ async def _changes(
         nonlocal heard
         failures = 0
         while True:
-            # Keys that failed stay due: retried after a pause, or with the next notification.
+            # Keys that failed stay due; they are retried after a pause or with the next
+            # notification.
             pause_ms = settings.retry_delay_ms(failures) if failures else math.inf
             with anyio.move_on_after(pause_ms / 1000):
                 await heard.wait()
@@ -93,7 +97,7 @@ async def _changes(
         group.start_soon(look)
         async with aclosing(consensus.changes()) as changes:
             async for key in changes:
-                # A dict: many changes of one key during a read are one.
+                # A dict, so that many changes of one key during a read count once.
                 due[key] = None
                 heard.set()
         group.cancel_scope.cancel()
@@ -111,14 +115,14 @@ async def _look(
         except WriterFenced:
             return  # `follow` raises it
         except StorageError as error:
-            log.warning("changes of %s by other processes are not seen yet: %s", key, error)
+            log.warning("cannot see changes of %s by other processes yet: %s", key, error)
             # One damaged document must not keep the others stale.
             failed.append(key)
 
     if fence is not None and (whole or EPOCH_KEY in due):
         await read(EPOCH_KEY, fence.look)
     if whole or TABLES_UPPER in due:
-        # First: the shards that it seals are then read as of it, or newer.
+        # First, so that the shards that it seals are read at this upper or later.
         await read(TABLES_UPPER, machine.refresh_tables)
     for shard in machine.known_shards():
         if whole or shard_key(shard) in due:

@@ -1,9 +1,9 @@
 """Group commit: sets that arrive during a commit wait, and then share the next transaction.
 
-One task at a time, the leader, takes the lock and commits the queue, up to a count and a size, its
-own set first. Then it wakes the others of its group, and the first of the rest leads. Each set is
-judged by itself and in the order of arrival; a mismatch of one does not touch the others, but an
-error of the transaction fails all.
+One task at a time, the leader, takes the lock and commits the queue up to a number and size, its
+own set first. Then it wakes the others in its group, and the first of the remaining sets becomes
+the leader. Sets are evaluated individually and in the order of arrival. A mismatch of one does not
+affect the others, but an error of the transaction fails all.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from actors.runtime.errors import StorageError
 from actors.runtime.kernel.mailbox import LatchedFlag
 
 SETS_MAX = 256
-"""Sets of one transaction; further ones wait for the next."""
+"""Maximum number of sets in one transaction; others wait for the next."""
 BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bound of one transaction; a larger set goes alone."""
+"""Maximum size of one transaction. A larger set gets a transaction of its own."""
 
 
 class PendingSet:
@@ -31,19 +31,20 @@ class PendingSet:
     def __init__(self, ops: Sequence[CompareAndSet]) -> None:
         self.ops = ops
         self.answer: bool | StorageError | None = None
+        """Outcome of the set; None while it is pending."""
         self.woken = LatchedFlag()
-        """Set once the answer is there, or once its caller is to lead."""
+        """Set once there is an answer, or once its caller becomes the leader."""
 
     @property
     def bytes(self) -> int:
-        """Return the size of its documents."""
+        """Return the total size of its documents."""
         return sum(len(op.data or b"") for op in self.ops)
 
 
 class ConsensusGroupCommit:
     """The queue in front of one connection.
 
-    `commit` fills in the answers of a group, and does not raise; `check` raises when the store is
+    `commit` fills in the answers of a group and does not raise. `check` raises if the store is
     closed. Both run under `lock`.
     """
 
@@ -57,14 +58,16 @@ class ConsensusGroupCommit:
         self._check = check
         self._commit = commit
         self._queue: deque[PendingSet] = deque()
+        """Sets that wait for a transaction, in order."""
         self._leader: PendingSet | None = None
-        """The first of the queue, or of the group under way; None if there is neither."""
+        """The first set of the queue or of the group in progress; None if there is neither."""
         self._several = False
         """True if the last group had more than one set."""
 
     async def set(self, ops: Sequence[CompareAndSet]) -> bool:
-        """Queue a set, commit or await its group, and answer as `ConsensusStore.compare_and_set`.
-        Raises what `check` raises, `InvalidUsage`, `StorageError`."""
+        """Queue a set, commit or await its group, and return the answer as
+        `ConsensusStore.compare_and_set` does. Raises what `check` raises, `InvalidUsage` and
+        `StorageError`."""
         check_ops(ops)
         pending = PendingSet(ops)
         self._queue.append(pending)
@@ -75,8 +78,8 @@ class ConsensusGroupCommit:
                 await pending.woken.wait()
             if self._leader is pending:
                 if self._several:
-                    # Writers of the last group are about to come again: let them join this one.
-                    # A lone writer does not wait.
+                    # Writers of the last group are about to come again: let them join this one. A
+                    # lone writer does not wait.
                     await anyio.lowlevel.checkpoint()
                 async with self._lock:
                     self._check()
@@ -84,14 +87,15 @@ class ConsensusGroupCommit:
                     self._several = len(group) > 1
                     await self._lead(group)
         finally:
-            # A caller that is cancelled while queued takes its set back; later its outcome is open.
+            # A caller that is cancelled while queued withdraws its set. Later, the set's outcome is
+            # unknown.
             if pending.answer is None and pending in self._queue:
                 self._queue.remove(pending)
             if self._leader is pending:
                 self._appoint()
         if isinstance(pending.answer, StorageError):
             raise pending.answer
-        assert pending.answer is not None, "who leads is in its group, who is woken is answered"
+        assert pending.answer is not None, "a leader is in its group, a woken caller has an answer"
         return pending.answer
 
     def _appoint(self) -> None:
@@ -110,20 +114,23 @@ class ConsensusGroupCommit:
         return group
 
     async def _lead(self, group: Sequence[PendingSet]) -> None:
-        # The leader's cancellation must not fail the sets of the others.
+        # Cancelling the leader must not fail the other sets.
         with anyio.CancelScope(shield=True):
             try:
                 await self._commit(group)
             finally:
                 for pending in group:
-                    if pending.answer is None:  # `commit` raised: a bug, which the leader reports
+                    if (
+                        pending.answer is None
+                    ):  # `commit` raised, which is a bug; the leader reports it
                         pending.answer = StorageError(
-                            "the set's outcome is lost", determinate=False
+                            "the outcome of the set is unknown", determinate=False
                         )
                     pending.woken.set()
 
 
 def fail(group: Sequence[PendingSet], failure: StorageError) -> None:
-    """Set the same failure for all: one object a caller, as each raise adds to its traceback."""
+    """Set the same failure for all, as one object per caller, because raising adds to its
+    traceback."""
     for pending in group:
         pending.answer = type(failure)(str(failure), determinate=failure.determinate)

@@ -1,19 +1,19 @@
-"""Leases of guests: processes that read and compact shards beside those that own the stores.
+"""Leases of guests: processes that read and compact shards alongside the owner of the stores.
 
-A service that is alone on its stores keeps much in memory: leases of its readers that no document
-names, parts that it wrote and has not appended, which leases are of dead processes. A *guest* (the
-command line, a user's Spark) knows none of that. It does no harm because
+A service that is the only owner of its stores keeps much in memory: leases of its readers that no
+document contains, parts that it wrote and has not appended, and which leases belong to dead
+processes. A *guest* (the command line, a user's Spark) knows none of this. It does no harm because
 
-- a guest never moves the since and never drops a lease of another that is no guest, expired or not:
-  a reader of the owner that no document names is promised ``reader.since >= state.since``, and a
-  since that stays keeps that promise;
-- a guest never deletes a blob: it only retires what its compaction replaced, and the owner deletes
-  it when none of its own readers uses it;
-- the owner keeps the lease of a guest as long as it is renewed (`reader.py`: its name ends in ``@``
-  and the guest's own), and so the blobs that the guest was given;
-- both write by compare-and-set, so a stale view is detected and read again.
+- A guest never moves the since, and never drops a lease that is not a guest's, expired or not. The
+  owner's readers that no document contains are promised ``reader.since >= state.since``, and a
+  since that stays put keeps this promise.
+- A guest never deletes a blob. It only retires what its compaction replaced, and the owner deletes
+  it when none of its own readers uses it.
+- The owner preserves a guest's lease as long as it is renewed (`reader.py`; its name ends in ``@``
+  and the guest's name), and so the blobs that the guest uses.
+- Both write by compare-and-set, so a stale view is detected and read again.
 
-Parts that a guest wrote and has not appended yet are orphans to the owner: they are linked within
+To the owner, parts that a guest wrote and has not appended yet are orphans: they are linked within
 half of `blob_orphan_grace_ms`, or not at all (`part_store.py`).
 """
 
@@ -29,28 +29,31 @@ from actors.runtime.errors import ResourceBusy
 
 PREFIX: Final = "guest/"
 GUEST_LEASES_MAX: Final = 512
-"""Bound for one shard: its document holds them, about 100 bytes each."""
+"""Maximum number per shard. They are in its document, at about 100 bytes each."""
 NO_BLOB: Final = 2**53
-"""Seqno of a lease that holds a time and no blob: no part is retired so late."""
+"""Seqno of a lease that pins a time but no blobs: no part is retired that late."""
 CLOCKS_APART_MS_MAX: Final = 3_600_000
-"""Time for which a guest spares leases of other guests that expired by its own clock."""
+"""How long after their expiry a guest spares other guests' leases, to allow for clock skew."""
 
 
 def guest_lease(guest: str, name: str) -> str:
-    """Return the name in the document of a guest's lease `name`."""
+    """Return the name of a guest's lease in the document."""
     return f"{PREFIX}{name}@{guest}"
 
 
 def is_guest(lease: str) -> bool:
-    """Return whether a lease of that name is a guest's."""
+    """Return whether this is the name of a guest's lease."""
     return lease.startswith(PREFIX)
 
 
 def renewed_by_guest(
     state: ShardState, own: Mapping[str, ReaderLease], gone: Iterable[str], now_ms: int
 ) -> ShardState:
-    """Return the state with the guest's leases renewed, without the `gone` ones and those of guests
-    that expired long ago. Neither the since nor holds change. Raises `ResourceBusy`."""
+    """Return the state with the guest's own leases renewed, and without the `gone` ones and those
+    of guests that expired long ago.
+
+    Neither the since nor holds change. Raises `ResourceBusy`.
+    """
     dropped = set(gone)
     leases = {
         name: lease
@@ -61,10 +64,10 @@ def renewed_by_guest(
     # Never below the since, which may have passed a lease that had expired.
     leases |= {n: replace(lease, since=max(lease.since, state.since)) for n, lease in own.items()}
     count = sum(map(is_guest, leases))
-    # Renewals always pass: only a new lease is refused.
+    # Renewals always pass; only a new lease may be refused.
     if count > GUEST_LEASES_MAX and own.keys() - state.leases.keys():
         raise ResourceBusy(
-            f"shard {state.id} has {count - len(own)} leases of readers from outside, at most"
-            f" {GUEST_LEASES_MAX} may be: try again when they have ended or expired"
+            f"too many external readers of shard {state.id}: {count - len(own)} leases (limit "
+            f"{GUEST_LEASES_MAX}); try again when some have ended or expired"
         )
     return replace(state, leases=leases)

@@ -1,20 +1,21 @@
-"""Makes changes of documents durable: compare-and-set in a loop, over several documents at once.
+"""Makes changes of documents durable: a compare-and-set loop over several documents at once.
 
-A change is a pure function of the current documents that returns their successors; it may run more
-than once. The machine reads uncached documents, applies the change, sets all of it in one
-compare-and-set, and only then updates the cache and wakes waiters. Documents are locked in the
-order of their keys meanwhile, so that changes of one process do not fail each other.
+A change is a pure function that takes the current documents and returns their successors. It may
+run more than once. The machine reads documents that are not cached, applies the change, writes all
+results in one compare-and-set, and only then updates the cache and wakes waiters. Meanwhile the
+documents are locked, in the order of their keys, so that changes within one process do not make
+each other fail.
 
-- Mismatch: another process changed a document; all are read again and the change is applied anew.
-  When none of ours moved, an `extra` key did: `SeqnoMismatch`.
-- Stale cache: a set finds a stale document out; an answer without a set (a mismatch of uppers, an
-  error) does not. Such an answer holds only for documents that were read within the call.
-- Indeterminate failure: all are read again, with backoff; the change finds its own idempotency
-  token in them (`shard.is_applied`) or is applied afresh: never twice. Every later failure of the
-  call is indeterminate, too.
-- In doubt: a set whose outcome was open when its caller left (cancelled, or out of attempts) may
-  still land. Its documents leave the cache, and are **in doubt** while they stand at the seqno that
-  it expected.
+- Mismatch: another process changed a document. All documents are read again and the change is
+  applied again. If none of our documents changed, an `extra` key did: `SeqnoMismatch`.
+- Stale cache: a set detects stale documents. A result without a set (an upper mismatch, an error)
+  does not, so it only counts if the documents were read within the call.
+- Indeterminate failure: all documents are read again, with backoff. The change finds its own
+  idempotency token in them (`shard.is_applied`) or is applied again, so it never happens twice.
+  From then on, every failure of the call is indeterminate, too.
+- In doubt: if the caller leaves (cancelled, or out of attempts) while the outcome of a set is
+  unknown, the set may still land. Its documents leave the cache, and are **in doubt** as long as
+  they are at the seqno that the set expected.
 - Determinate failure: raised at once; nothing happened.
 """
 
@@ -64,14 +65,14 @@ log = logging.getLogger("penstock.persist")
 R = TypeVar("R")
 
 CONTENDED_MAX = 200
-"""Bound of mismatches of one change."""
+"""Maximum number of mismatches of one change."""
 _SHARDS = shard_key("")
 _AT_ONCE = 2
-"""Mismatches after which the change is retried without a pause."""
+"""Number of mismatches after which a change is retried without a pause."""
 
 
 class ShardMachine:
-    """The cached documents of one process, and the changes of them."""
+    """The cached documents of one process, and changes to them."""
 
     def __init__(
         self,
@@ -86,10 +87,11 @@ class ShardMachine:
         written: Callable[[ShardState], None],
         reread: Callable[[ShardState], None],
     ) -> None:
-        """Take the store and the hooks; `exclusive`: no other process writes here.
+        """Make a machine. `exclusive` means that no other process writes to the store.
 
-        `renew` updates the leases of a state to be written; `written` is called once it is durable,
-        `reread` with one that was read, `changed` with each key that changed.
+        `renew` updates the leases in a state to be written. `written` is called with each state
+        that became durable, `reread` with each state that was read, and `changed` with each key
+        that changed.
         """
         self._consensus = consensus
         self._lists = lists
@@ -101,33 +103,38 @@ class ShardMachine:
         self._written = written
         self._reread = reread
         self._shards: dict[ShardId, ShardState] = {}
+        """Cached states."""
         self._listed: dict[ShardId, dict[str, Parts]] = {}
-        """Contents of the lists of parts of the state that was known last."""
+        """Contents of the part lists of the latest known state, by list key."""
         self._bytes: dict[ShardId, int] = {}
-        """Sizes of the documents, unpacked, as they were read or written last."""
+        """Sizes of the documents, unpacked, when they were last read or written."""
+        # The tables' shared upper and its seqno, as of the last read or write, and whether the
+        # cache is valid.
         self._tables = TablesUpper(FORMAT, TIME_MIN)
         self._tables_seqno: int | None = None
         self._tables_known = False
         self._locks: Held = {}
+        """Locks that are held or waited for, by key."""
         self.conflicts = 0
         """Sets that were tried again because a document had changed."""
         self.failures = 0
         """Sets that were tried again because the store did not say whether they happened."""
         self._in_doubt: dict[str, int | None] = {}
-        """Keys that a set with an open outcome may still change, with its expected seqno."""
+        """Seqno that a set with an unknown outcome expects, by the key that it may still change."""
 
     # -- reading ----------------------------------------------------------------------------------
 
     def cached(self, shard: ShardId) -> ShardState | None:
-        """Return the cached state, without waiting; None if there is none."""
+        """Return the cached state without waiting; None if it is not cached."""
         return self._shards.get(shard)
 
     async def state(self, shard: ShardId) -> ShardState:
-        """Return the state, from the cache or the store. Raises `UnknownObject`, `StorageError`."""
+        """Return the state, from the cache or the store. Raises `UnknownObject` and
+        `StorageError`."""
         state = self._shards.get(shard)
         if state is None:
-            # The tables' upper before the shard: a cached table is never older than the upper that
-            # seals it.
+            # Read the tables' upper before the shard: a cached table is then never older than the
+            # upper that seals it.
             await self.tables()
             async with self._locked([shard_key(shard)]):
                 state = await self._known(shard)
@@ -137,7 +144,7 @@ class ShardMachine:
         return state
 
     async def tables(self) -> TablesUpper:
-        """Return the tables' shared upper. Raises `StorageError`."""
+        """Return the upper shared by all tables. Raises `StorageError`."""
         if not self._tables_known:
             async with self._locked([TABLES_UPPER]):
                 if not self._tables_known:
@@ -145,11 +152,11 @@ class ShardMachine:
         return self._tables
 
     def document_bytes(self, shard: ShardId) -> int:
-        """Return the size of the shard's cached document, unpacked; 0 if none is cached."""
+        """Return the size of the shard's cached document, unpacked; 0 if it is not cached."""
         return self._bytes.get(shard, 0) if shard in self._shards else 0
 
     def known_shards(self) -> list[ShardId]:
-        """Return the cached shards, and those that are in doubt."""
+        """Return the shards that are cached or in doubt."""
         doubtful = (key.removeprefix(_SHARDS) for key in self._in_doubt if key != TABLES_UPPER)
         return list(dict.fromkeys([*self._shards, *doubtful]))
 
@@ -159,13 +166,13 @@ class ShardMachine:
             await self._read_trusted_tables()
 
     async def refresh(self, shard: ShardId) -> ShardState | None:
-        """Read the state from the store. Raises `StorageError`."""
+        """Read a shard's state from the store; None if it does not exist. Raises `StorageError`."""
         key = shard_key(shard)
         async with self._locked([key]):
             doubtful = key in self._in_doubt
             state = await self._read_trusted(shard)
             self._uncache_in_doubt([shard])
-            if doubtful:  # the state of before was forgotten: it may have changed
+            if doubtful:  # its former state is not cached, so it may have changed
                 self._changed(key)
             return state
 
@@ -174,20 +181,20 @@ class ShardMachine:
         return state if state is not None else await self._read_trusted(shard)
 
     async def _read_trusted(self, shard: ShardId) -> ShardState | None:
-        """Read the state so that it may be cached: where the cache is trusted, no set in doubt
-        remains."""
+        """Read the state so that it may be cached. In an exclusive store, that resolves any doubt
+        first."""
         return await (self._settle(shard) if self._exclusive else self._read_shard(shard))
 
     async def _settle(self, shard: ShardId) -> ShardState | None:
-        """Read the state, and make sure that no set in doubt changes it any more."""
+        """Read the state, and make sure that no set in doubt can change it any more."""
         state = await self._read_shard(shard)
         key = shard_key(shard)
-        if state is None:  # an absence is not cached: it holds for this call only
+        if state is None:  # absence is not cached; it only counts for this call
             self._in_doubt.pop(key, None)
         if state is None or key not in self._in_doubt:
             return state
-        # Written again as it is: the later of the two sets loses, so the set in doubt fails, or
-        # has happened before this read.
+        # Write the state again, unchanged. The later of the two sets loses, so the set in doubt
+        # either fails or happened before this read.
         await self._write_again(CompareAndSet(key, state.seqno, encode(state)))
         return await self._read_shard(shard)
 
@@ -205,8 +212,8 @@ class ShardMachine:
     async def _write_again(self, op: CompareAndSet) -> None:
         try:
             await self._consensus.compare_and_set([op])
-        except StorageError as error:  # not the caller's failure: the key stays in doubt
-            log.warning("whether %s will still be changed is not known yet: %s", op.key, error)
+        except StorageError as error:  # not the caller's failure; the key stays in doubt
+            log.warning("cannot determine yet whether %s will still be changed: %s", op.key, error)
 
     async def _read_shard(self, shard: ShardId) -> ShardState | None:
         key = shard_key(shard)
@@ -224,8 +231,9 @@ class ShardMachine:
         return state
 
     async def _read_with_lists(self, key: str, shard: ShardId) -> ShardState | None:
-        """Read the state with its lists of parts."""
-        # Lists are immutable and kept by key: another round reads only the document, and new lists.
+        """Read the state and its part lists; None if the shard does not exist."""
+        # Lists are immutable and cached by key, so another round reads only the document and new
+        # lists.
         known = dict(self._listed.get(shard, {}))
         gone = None
         for _ in range(LOOKS_MAX):
@@ -245,9 +253,11 @@ class ShardMachine:
                 gone = missed, state.seqno
             elif self._tables_seqno == tables or not state.tables:
                 return with_parts(state, known, self._shards.get(shard))
-            # Else the table may be older than the tables' upper that was read meanwhile.
-        text = f"shard {shard} was not read: others changed it {LOOKS_MAX} times meanwhile"
-        raise StorageError(text, determinate=True)
+            # Otherwise the table may be older than the tables' upper, which was read meanwhile.
+        raise StorageError(
+            f"could not read shard {shard}: other processes changed it {LOOKS_MAX} times meanwhile",
+            determinate=True,
+        )
 
     def _keep(self, state: ShardState) -> None:
         self._shards[state.id] = state
@@ -262,15 +272,15 @@ class ShardMachine:
         self._listed.pop(shard, None)
 
     async def _read_tables(self) -> None:
-        """Read the tables' upper; safe without the lock, as an older one changes nothing."""
+        """Read the tables' upper. Safe without the lock, because an older value is ignored."""
         head: VersionedData | None = await self._consensus.head(TABLES_UPPER)
         seqno = None if head is None else head.seqno
         if (-1 if seqno is None else seqno) < self._tables_held():
-            return  # a stale read: this document is never removed
+            return  # a stale read, because this document is never removed
         self._look(TABLES_UPPER, seqno)
         if head is not None and head.seqno > self._tables_held():
-            # Another process moved the upper, hence tables, too: drop them, they are read again
-            # after it.
+            # Another process moved the upper, so it changed tables, too. Drop them from the cache;
+            # they are read again after the upper.
             for shard, state in list(self._shards.items()):
                 if state.tables:
                     del self._shards[shard]
@@ -279,7 +289,8 @@ class ShardMachine:
         self._tables_known = not (TABLES_UPPER in self._in_doubt and self._exclusive)
 
     def _look(self, key: str, seqno: int | None) -> None:
-        """Clear the doubt of a key that moved on from the seqno that the set in doubt expects."""
+        """End the doubt about a key that is no longer at the seqno that the set in doubt
+        expects."""
         if self._in_doubt and self._in_doubt.get(key, -1) != seqno:
             self._in_doubt.pop(key, None)
 
@@ -296,8 +307,10 @@ class ShardMachine:
         tables: bool = False,
         extra: Sequence[CompareAndSet] = (),
     ) -> R:
-        """Apply `change` to these shards (and the tables' upper) with the `extra` keys, all in one
-        set. Raises what `change` raises, `SeqnoMismatch` and `StorageError`."""
+        """Apply `change` to these shards (and the tables' upper) and the `extra` keys, in one set.
+
+        Raises what `change` raises, `SeqnoMismatch` and `StorageError`.
+        """
         names = sorted(set(shards))
         keys = [shard_key(shard) for shard in names] + ([TABLES_UPPER] if tables else [])
         await self.tables()
@@ -306,10 +319,10 @@ class ShardMachine:
             try:
                 return await self._change(names, change, tables, extra, tries)
             except StorageError as error:
-                # An earlier attempt with an open outcome may have landed, or may still.
+                # An earlier attempt with an unknown outcome may have landed, or may still.
                 if error.determinate and tries.uncertain:
                     raise type(error)(
-                        f"{error}; an earlier attempt may have gone through", determinate=False
+                        f"{error}; an earlier attempt may have succeeded", determinate=False
                     ) from error
                 raise
             finally:
@@ -335,17 +348,17 @@ class ShardMachine:
                 refusal = error
             if outcome is None or not outcome.writes:
                 if tries.uncertain and self._doubtful(names, tables):
-                    # Reads of several documents may be torn across the open set, and miss its
-                    # token: no answer without a set before it is settled.
+                    # Reads of several documents may be torn across the set in doubt, and miss its
+                    # token. Resolve the doubt before giving an answer without a set.
                     await self._settle_all_doubts(names, tables, tries)
                     continue
                 if not tries.fresh:
-                    # The answer came from a cache that another process may have outdated: ask
-                    # again, fresh.
+                    # The answer is based on a cache that another process may have outdated: try
+                    # again with fresh reads.
                     tries.fresh = await self._read_fresh(names, tables or _of_tables(held))
                     continue
                 if outcome is None:
-                    assert refusal is not None, "it answers or raises"
+                    assert refusal is not None, "the change returns or raises"
                     raise refusal
                 return outcome.result
             try:
@@ -364,8 +377,8 @@ class ShardMachine:
                 await self._after_mismatch(names, tables or outcome.floored, held, tries.late)
                 if tries.late == CONTENDED_MAX:
                     raise StorageError(
-                        f"gave up changing {', '.join(names)}: another process was faster"
-                        f" {CONTENDED_MAX} times; try again",
+                        f"gave up changing {', '.join(names)}: other processes were faster "
+                        f"{CONTENDED_MAX} times; try again",
                         determinate=True,
                     )
             tries.fresh = True
@@ -377,13 +390,14 @@ class ShardMachine:
     async def _settle_all_doubts(
         self, names: Sequence[ShardId], tables: bool, tries: ChangeAttempts
     ) -> None:
-        """Settle the documents, which may be torn across an attempt with an open outcome."""
+        """Resolve the doubt about these documents, which may be torn across an attempt with an
+        unknown outcome."""
         if tables:
             await self._settle_tables_doubt()
         for shard in names:
             await self._settle(shard)
         if self._doubtful(names, tables):
-            tries.failed(names, StorageError("it cannot be written", determinate=False))
+            tries.failed(names, StorageError("cannot write the document", determinate=False))
             await self._pause(tries.failures)
 
     async def _after_mismatch(
@@ -393,17 +407,18 @@ class ShardMachine:
         held: Mapping[ShardId, ShardState | None],
         late: int,
     ) -> None:
-        """Read what another process changed. Raises `SeqnoMismatch`, `StorageError`."""
+        """Read what another process changed. Raises `SeqnoMismatch` and `StorageError`."""
         before = {name: state and state.seqno for name, state in held.items()}
         tables_before = self._tables_seqno
         if late > _AT_ONCE:
-            # Two losses in a row: another process writes in step. A random pause breaks it.
+            # After repeated mismatches, another process writes in step with this one. A random
+            # pause breaks the pattern.
             limit_ms = min(self._settings.retry_delay_ms_min, 1 << min(late, 16))
             await anyio.sleep(self._random.uniform(0, limit_ms) / 1000)
         await self._read_all(names, tables)
         after = {name: self._seqno(name) for name in names}
         if before == after and tables_before == self._tables_seqno:
-            raise SeqnoMismatch("an extra key was not at the seqno expected of it")
+            raise SeqnoMismatch("an extra key was not at the expected seqno")
 
     def _seqno(self, shard: ShardId) -> int | None:
         state = self._shards.get(shard)
@@ -424,8 +439,8 @@ class ShardMachine:
             old = held[shard]
             data = None
             if state is not None:
-                # Born at a random seqno: another process may remember a shard of this name that was
-                # dropped, and no two lives of it may share a seqno (`location`).
+                # A shard starts at a random seqno: another process may remember a dropped shard of
+                # the same name, and the two must never share a seqno (`location`).
                 seqno = self._random.getrandbits(FIRST_BITS) if old is None else old.seqno + 1
                 born = seqno if old is None else state.born
                 state = replace(self._renew(state), seqno=seqno, born=born)
@@ -439,11 +454,11 @@ class ShardMachine:
         if outcome.tables is not None:
             ops.append(CompareAndSet(TABLES_UPPER, self._tables_seqno, encode(outcome.tables)))
         elif outcome.floored and not (self._exclusive and self._tables_known):
-            # Others may move the tables' upper: compare it in the same set, unchanged.
+            # Other processes may move the tables' upper: compare it in the same set, unchanged.
             ops.append(CompareAndSet(TABLES_UPPER, self._tables_seqno, None, kept=True))
         try:
-            # A cancelled scope waits for the answer; `Task.cancel` does not, and leaves the outcome
-            # open.
+            # A cancelled scope waits for the answer. `Task.cancel` does not, which leaves the
+            # outcome unknown.
             with anyio.CancelScope(shield=True):
                 tables_seqno = self._tables_held() + 1
                 if not await self._consensus.compare_and_set(ops):
@@ -468,7 +483,8 @@ class ShardMachine:
         tables_seqno: int,
         sizes: Mapping[ShardId, int],
     ) -> None:
-        """Update the cache and wake waiters, without a suspension: no reader sees half of a set."""
+        """Update the cache and wake waiters, without an await in between, so that no reader sees
+        part of a set."""
         for shard, state in become.items():
             self._look(shard_key(shard), None if state is None else state.seqno)
             if state is None:
@@ -492,16 +508,17 @@ class ShardMachine:
             await self._read_shard(shard)
 
     async def _read_fresh(self, names: Sequence[ShardId], tables: bool) -> bool:
-        """Read all again, with the tables' upper if it matters; return whether to answer from
-        that."""
+        """Read all documents again, with the tables' upper if it matters. Return whether the answer
+        may be based on them."""
         await self._read_all(names, tables)
-        # Not when one turned out to be a table: its upper must be read before it.
+        # Not if one turned out to be a table: then its upper must be read before it.
         return tables or not _of_tables({name: self._shards.get(name) for name in names})
 
     async def _read_back(
         self, names: Sequence[ShardId], tables: bool, failure: StorageError, attempt: int
     ) -> None:
-        """Read what an open set may have changed, with retries; raise `failure` when all fail."""
+        """Read what a set with an unknown outcome may have changed, with retries. Raise `failure`
+        if all reads fail."""
         while attempt <= ATTEMPTS_MAX:
             await self._pause(attempt)
             try:
@@ -511,7 +528,8 @@ class ShardMachine:
         raise failure
 
     def _uncache_in_doubt(self, names: Sequence[ShardId]) -> None:
-        """Drop documents in doubt from the cache: they may change without a notification."""
+        """Drop documents in doubt from the cache, because they may change without a
+        notification."""
         for shard in names:
             if shard_key(shard) in self._in_doubt:
                 self._shards.pop(shard, None)
@@ -524,5 +542,5 @@ class ShardMachine:
 
 
 def _of_tables(states: Mapping[ShardId, ShardState | None]) -> bool:
-    """Return whether one of these shards is a table, and the tables' upper matters."""
+    """Return whether one of these shards is a table, so that the tables' upper matters."""
     return any(state is not None and state.tables for state in states.values())

@@ -1,4 +1,4 @@
-"""Blobs and consensus in memory, for tests and simulation."""
+"""In-memory blob and consensus stores, for tests and simulation."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from actors.runtime.kernel import ActorClock
 
 
 class MemoryConsensus:
-    """A `ConsensusStore` that several clients of one test may share."""
+    """A `ConsensusStore` that several clients of a test may share."""
 
     def __init__(self) -> None:
         self._documents: dict[str, VersionedData] = {}
+        """Documents by key."""
 
     async def head(self, key: str) -> VersionedData | None:
-        """Return the document, or None."""
+        """Return the document; None if it does not exist."""
         return self._documents.get(check_key(key))
 
     async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         """Change all keys or none."""
         check_ops(ops)
-        # Yield as any other store does, so that tests meet the same interleavings.
+        # Yield like any other store, so that tests meet the same interleavings.
         await anyio.lowlevel.checkpoint()
         for op in ops:
             held = self._documents.get(op.key)
@@ -49,11 +50,11 @@ class MemoryConsensus:
         return True
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Return keys that start with `prefix`."""
+        """Return the keys that start with `prefix`, sorted."""
         return sorted(key for key in self._documents if key.startswith(prefix))
 
     async def snapshot(self) -> list[tuple[str, VersionedData]]:
-        """Return all documents; see `SnapshotConsensus`."""
+        """Return all documents, sorted by key."""
         return sorted(self._documents.items())
 
     async def close(self) -> None:
@@ -61,24 +62,25 @@ class MemoryConsensus:
 
 
 class MemoryBlob:
-    """A `BlobStore` that several clients of one test may share."""
+    """A `BlobStore` that several clients of a test may share."""
 
     def __init__(self, clock: ActorClock) -> None:
         self._clock = clock
         self._objects: dict[str, tuple[bytes, int]] = {}
+        """Objects and their modification times, by key."""
 
     async def get(self, key: str) -> bytes | None:
-        """Return the object, or None."""
+        """Return the object; None if it does not exist."""
         found = self._objects.get(_checked(key))
         return None if found is None else found[0]
 
     def peek(self, key: str) -> bytes | None:
-        """Return the object, or None, without waiting, for observers."""
+        """Return the object without waiting; None if it does not exist. For observers."""
         found = self._objects.get(key)
         return None if found is None else found[0]
 
     def keys(self) -> list[str]:
-        """Return every key, in order."""
+        """Return all keys, sorted."""
         return sorted(self._objects)
 
     async def set(self, key: str, data: bytes) -> None:
@@ -86,7 +88,7 @@ class MemoryBlob:
         self._objects[_checked(key)] = (bytes(data), self._clock.now_ms())
 
     async def adopt(self, key: str, path: Path) -> tuple[int, int]:
-        """Read a file and remove it. Raises `StorageError`."""
+        """Read a file into memory and remove it. Raises `StorageError`."""
 
         def take() -> bytes:
             try:
@@ -101,11 +103,11 @@ class MemoryBlob:
         return len(data), zlib.crc32(data)
 
     async def delete(self, key: str) -> bool:
-        """Remove an object."""
+        """Remove an object. Return whether it existed."""
         return self._objects.pop(_checked(key), None) is not None
 
     async def list_keys(self, prefix: str = "") -> list[BlobInfo]:
-        """Return objects whose key starts with `prefix`."""
+        """Return objects whose keys start with `prefix`, sorted by key."""
         return [
             BlobInfo(key, len(data), modified)
             for key, (data, modified) in sorted(self._objects.items())
@@ -113,11 +115,11 @@ class MemoryBlob:
         ]
 
     def path(self, key: str) -> None:
-        """Return None: memory has no paths."""
+        """Return None: an object in memory has no path."""
         check_blob_key(key)
 
     def place(self, key: str) -> None:
-        """Return None: memory is in no bucket."""
+        """Return None: an object in memory is not in a bucket."""
         check_blob_key(key)
 
 

@@ -1,12 +1,13 @@
-"""Lists garbage blobs, and removes orphans: blobs that killed processes wrote and never appended,
-and stashed results that no reader took.
+"""Lists garbage blobs, and removes orphans: blobs that crashed processes wrote and never appended,
+and stashed results that no reader fetched.
 
-A blob to be appended looks the same as an orphan. Of its own blobs this process knows
-(`PartStore.pending`); another's is removed only after it was seen unnamed twice, the grace apart.
+A blob that is about to be appended looks like an orphan. This process knows which of its own blobs
+are pending (`PartStore.pending`). Another process's blob is removed only after it was seen unnamed
+twice, a grace period apart.
 
-A writer beside other collectors names its part within half of the grace, or is refused
-(`part_store.py`): all processes need the same `blob_orphan_grace_ms`. The remaining risk is a
-request that the store carries out later than the other half.
+If several processes collect orphans, a writer must name its part within half of the grace period,
+or is refused (`part_store.py`). So all processes need the same `blob_orphan_grace_ms`. The
+remaining risk is a request that the store executes later than the other half.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ STASHED = "stashed"
 
 
 class GarbageBlob(msgspec.Struct, frozen=True):
-    """One garbage blob, and why it is kept ("": deletable).
+    """A garbage blob, and why it is kept ("" if it may be deleted).
 
-    - *retired*: a compaction replaced it; deletable when no lease was taken before that.
-    - *unnamed*: no document names it: about to be appended, or its writer is dead; deletable when
-      older than the grace.
-    - *stashed*: a result on its way to a reader; deletable when not taken in time.
+    - *retired*: a compaction replaced it. May be deleted if no lease was taken before that.
+    - *unnamed*: no document names it, because it is about to be appended or its writer has died.
+      May be deleted once it is older than the grace period.
+    - *stashed*: a result on its way to a reader. May be deleted if it is not fetched in time.
     """
 
     key: str
@@ -58,16 +59,16 @@ def list_garbage(
     stash_ms: int,
     ignored: frozenset[str] = frozenset(),
 ) -> list[GarbageBlob]:
-    """Return all garbage blobs, by key; leases in `ignored` (of dead processes) hold nothing.
+    """Return all garbage blobs, sorted by key. Leases in `ignored` (of dead processes) pin nothing.
 
-    It predicts, for operators, what the collection (`upkeep.py`) would do. A collector also spares
-    what its own process writes and reads. `states` must have been read after the listing: else a
-    blob that was appended in between looks unnamed.
+    This predicts, for operators, what collection (`upkeep.py`) would do. A collector also spares
+    what its own process writes and reads. `states` must have been read after the listing; otherwise
+    a blob that was appended in between looks unnamed.
     """
     live: set[str] = set()
     retired: dict[str, str] = {}
     for state in states.values():
-        # Retired blobs are named, too, but may go.
+        # Retired blobs are named, too, but may be deleted.
         live |= state.blob_keys() - {gone.key for gone in state.retired}
         for gone in state.retired:
             holders = [
@@ -97,17 +98,18 @@ def list_garbage(
 
 
 class SuspectBlobs:
-    """Blobs that were unnamed in every listing since the first that had them: pure."""
+    """Blobs that were unnamed in every listing since they first appeared. Pure."""
 
     def __init__(self, grace_ms: int) -> None:
         self._grace_ms = grace_ms
         self._since: dict[str, float] = {}
+        """Monotonic time of the first of these listings, by key."""
 
     def seen(self, keys: Iterable[str], now_ms: float) -> list[str]:
-        """Take the unnamed blobs of a whole listing, at a monotonic time; return those past the
-        grace."""
-        # Our own monotonic clock, between two listings of ours: no clock of a store is trusted. So
-        # the first listing of a process removes nothing.
+        """Process the unnamed blobs of a complete listing, made at a monotonic time. Return those
+        past the grace period."""
+        # Measured on our own monotonic clock between two of our listings, because a store's clock
+        # is not trusted. So the first listing of a process removes nothing.
         before = self._since
         self._since = {key: before.get(key, now_ms) for key in keys}
         limit = now_ms - self._grace_ms
@@ -115,7 +117,7 @@ class SuspectBlobs:
 
 
 class OrphanCollector:
-    """Collects the orphans of one store; one collection at a time."""
+    """Collects the orphans of one store, one collection at a time."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class OrphanCollector:
         self._one = anyio.Lock()
 
     async def collect(self) -> int:
-        """Collect once; return the number of removed blobs. Raises `StorageError`."""
+        """Collect once, and return the number of removed blobs. Raises `StorageError`."""
         async with self._one:
             self._parts.give_up()
             now = self._clock.monotonic_ms()
@@ -159,7 +161,7 @@ class OrphanCollector:
             return count
 
     async def _unnamed_of(self, shard: ShardId, keys: list[str]) -> list[str]:
-        """Return the blobs that the cached state does not name: a first, cheap check."""
+        """Return the blobs that the cached state does not name, as a first, cheap check."""
         try:
             named = (await self._machine.state(shard)).blob_keys()
         except UnknownObject:
@@ -170,13 +172,14 @@ class OrphanCollector:
 
     async def _remove(self, shard: ShardId, keys: list[str]) -> int:
         try:
-            # Read after the listing: this state names what was appended meanwhile.
+            # Read after the listing, so that this state names what was appended meanwhile.
             state = await self._machine.refresh(shard)
         except StorageError:
             return 0
         named = set() if state is None else state.blob_keys()
         used = self._book.used(keys)
-        # A generator: each key is checked right before its turn, as it may be claimed meanwhile.
+        # A generator: each key is checked right before it is deleted, because it may be claimed
+        # meanwhile.
         gone = (
             key
             for key in keys

@@ -1,8 +1,8 @@
-"""Hands shards over from one dataflow to the next, as a change of their documents: pure.
+"""Hands shards over from one dataflow to another, as a pure change of their documents.
 
-A view whose plan is replaced while the service runs goes on in the same shard by another dataflow.
-The former one may still run: on a replica that has not heard of it yet, or that is cut off. So the
-shard names its *owner* from then on, and only the owner appends (`shard.appended`).
+If a view's plan is replaced while the service runs, another dataflow continues in the same shard.
+The former one may still be running, on a replica that does not know yet or is cut off. So the shard
+now names its *owner*, and only the owner may append (`shard.appended`).
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ def hand_over(
     new: Mapping[ShardId, ShardState],
     schemas: Mapping[ShardId, TableSchema],
 ) -> ChangeOutcome[bool]:
-    """Make a dataflow the owner of shards, and create further ones, all or nothing.
+    """Make a dataflow the owner of shards, and create other shards, all or nothing.
 
     Args:
-        documents: The shards' present states.
+        documents: The shards' current states.
         owner: The dataflow, and the name of its holds.
-        former: Names of the holds of the dataflows before it. In each shard they become one hold of
-            the owner, at the least of them.
-        expected: Shards that are handed over, with the uppers that they must have.
-        new: States of the shards that are created.
-        schemas: Newest schemas that shards among `expected` get.
+        former: Names of the holds of the former dataflows. In each shard they are replaced by one
+            hold of the owner, at the lowest of them.
+        expected: Shards to hand over, with the uppers that they must have.
+        new: States of the shards to create.
+        schemas: New schemas for shards in `expected`.
 
-    The answer is False, and nothing changes, when an upper is another or a new shard is there.
-    Raises `UnknownObject`, `IncompatibleSchema`.
+    Return False and change nothing if an upper differs or a new shard exists. Raises
+    `UnknownObject` and `IncompatibleSchema`.
     """
     dataflow, holder = owner
     held = {shard: documents.shard(shard) for shard in expected}
-    # After an attempt whose answer was lost: ids of dataflows are never used again, so it was ours.
+    # After an attempt whose answer was lost. Dataflow ids are never reused, so the attempt was
+    # ours.
     if documents.uncertain and all(state.owner == dataflow for state in held.values()):
         return ChangeOutcome(True)
     if any(held[shard].upper != upper for shard, upper in expected.items()):
@@ -50,7 +51,8 @@ def hand_over(
     if any(documents.shards[shard] is not None for shard in new):
         return ChangeOutcome(False)
     become: dict[ShardId, ShardState | None] = dict(new)
-    # All in one set: a view's output and its hidden states stand at one upper, always.
+    # All in one set, because a view's output and its hidden states must always be at the same
+    # upper.
     for shard, state in held.items():
         then = replace(state, owner=dataflow)
         sinces = [state.holds[name] for name in former if name in state.holds]
@@ -60,7 +62,7 @@ def hand_over(
             then = with_hold(then, holder, min(sinces))
         if shard in schemas:
             grown = evolved(then, then.schema_id, schemas[shard])
-            assert not isinstance(grown, SchemaMismatch), "the number is the newest"
+            assert not isinstance(grown, SchemaMismatch), "the number is that of the newest schema"
             then = grown
         become[shard] = then
     return ChangeOutcome(True, become)

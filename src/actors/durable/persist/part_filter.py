@@ -1,13 +1,13 @@
-"""Partition pruning: the parts that a reader may skip by their statistics alone. Pure.
+"""Partition pruning: decides from statistics alone which parts a reader may skip. Pure.
 
 A filter is a disjunction of conjunctions of conditions on columns. A row passes as in SQL's WHERE:
-NULL does not pass. NaN equals itself and is greater than every number, -0.0 equals 0.0. The verdict
-on a part is `DISCARD` only when no row of it can pass: each conjunction has a condition that no
-value of its column can meet. In every other case it is `KEEP`.
+NULL does not pass, NaN equals itself and is greater than every number, and -0.0 equals 0.0. The
+verdict on a part is `DISCARD` only if none of its rows can pass, because each conjunction has a
+condition that no value of its column can meet. Otherwise it is `KEEP`.
 
 Soundness: with sound statistics (`statistics.py`), a row that passes is never in a discarded part.
-`PartFilter.passing` is the same rule row by row; readers prove with it, on a sample of the
-discarded parts, that the verdict was right (`FilterAudit`).
+`PartFilter.passing` applies the same rule row by row. Readers use it on a sample of the discarded
+parts to prove that the verdict was right (`FilterAudit`).
 """
 
 from __future__ import annotations
@@ -48,15 +48,18 @@ Op: TypeAlias = Literal["=", "<", "<=", ">", ">=", "in", "is null", "is not null
 
 
 class PartVerdict(enum.Enum):
-    """Decision on a part: to read it, or to skip it."""
+    """Decision to read a part or to skip it."""
 
     KEEP = "keep"
     DISCARD = "discard"
 
 
 class PartCondition(msgspec.Struct, frozen=True, gc=False):
-    """A test of one column. `values`: scalars of the column's very Arrow type; one, or for ``in``
-    any number, or none for the two tests of NULL."""
+    """A test of one column.
+
+    `values` are scalars with exactly the column's Arrow type: one, any number for ``in``, or none
+    for the NULL tests.
+    """
 
     column: str
     op: Op
@@ -75,7 +78,8 @@ _KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     ">=": pc.greater_equal,
 }
 KEYS_MAX = 64
-"""Keys of a peek that leave out parts: each is compared with each part's bounds."""
+"""Maximum number of keys of a peek that are used to skip parts, because each is compared with each
+part's bounds."""
 _NULL_TESTS: Final = ("is null", "is not null")
 _EXACT: Final = decimal.Context(prec=76)
 
@@ -84,11 +88,13 @@ class PartFilter:
     """Conjunctions of conditions on the columns of one schema."""
 
     def __init__(self, schema: TableSchema, *conjunctions: Sequence[PartCondition]) -> None:
-        """Check the conjunctions. Raises `InvalidUsage` without any, for a column that does not
-        exist, a type without an order, a value that is NULL or of another type, and a wrong number
-        of values."""
+        """Check the conjunctions.
+
+        Raises `InvalidUsage` if there are none, for a column that does not exist, a type without an
+        order, a value that is NULL or of another type, and a wrong number of values.
+        """
         if not conjunctions:
-            raise InvalidUsage("a filter needs a conjunction of conditions at least")
+            raise InvalidUsage("a filter needs at least one conjunction of conditions")
         self.conjunctions = tuple(tuple(each) for each in conjunctions)
         columns = zip(schema.columns, schema.arrow(), strict=True)
         kinds = {column.name: (column.type, field.type) for column, field in columns}
@@ -113,8 +119,8 @@ class PartFilter:
         comparisons: Sequence[ColumnComparison],
         keys: pa.Table | None = None,
     ) -> PartFilter | None:
-        """Make a filter of a peek's comparisons and its key values (of the columns' types), as far
-        as they can prune; None if they cannot."""
+        """Make a filter from a peek's comparisons and key values (which have the columns' types),
+        using those that can prune; None if none can."""
         columns = zip(schema.columns, schema.arrow(), strict=True)
         kinds = {c.name: field.type for c, field in columns if has_bounds(c.type, field.type)}
         known = (
@@ -128,7 +134,7 @@ class PartFilter:
 
     def verdict(self, part: BatchPart) -> PartVerdict:
         """Decide whether a part must be read."""
-        # An inline part costs nothing to read; error updates count whatever the filter.
+        # Inline parts cost nothing to read, and error updates count whatever the filter.
         if part.inline is not None or part.has_errors:
             return PartVerdict.KEEP
         may = any(_may_pass(conjunction, part) for conjunction in self._stored)
@@ -140,7 +146,7 @@ class PartFilter:
         return tuple(tuple(each) for each in self._stored)
 
     def passing(self, rows: pa.Table) -> pa.Table:
-        """Return the rows that pass; evaluates every row."""
+        """Return the rows that pass. Evaluates every row."""
         passed: Any = pa.scalar(False)
         for conjunction in self.conjunctions:
             mask: Any = pa.scalar(True)
@@ -155,24 +161,24 @@ class PartFilter:
 def _check(condition: PartCondition, kinds: Mapping[str, tuple[str, pa.DataType]]) -> None:
     where = f"filter on {condition.column} {condition.op}"
     if condition.column not in kinds:
-        raise InvalidUsage(f"{where}: no such column; there are {', '.join(kinds)}")
+        raise InvalidUsage(f"{where}: column does not exist (available: {', '.join(kinds)})")
     text, kind = kinds[condition.column]
     count = len(condition.values)
     if condition.op in _NULL_TESTS:
         if count:
-            raise InvalidUsage(f"{where}: takes no value, {count} were given")
+            raise InvalidUsage(f"{where}: expected no value, got {count}")
         return
     if not has_bounds(text, kind):
-        raise InvalidUsage(f"{where}: a {text} has no order that a filter knows")
+        raise InvalidUsage(f"{where}: filters do not support the order of type {text}")
     if count != 1 and condition.op != "in":
-        raise InvalidUsage(f"{where}: takes one value, {count} were given")
+        raise InvalidUsage(f"{where}: expected one value, got {count}")
     for value in condition.values:
         if value.type != kind or not value.is_valid:
-            raise InvalidUsage(f"{where}: {value!r} is no {kind}")
+            raise InvalidUsage(f"{where}: {value!r} is not a value of type {kind}")
 
 
 def _of_comparison(given: ColumnComparison, kind: pa.DataType) -> PartCondition | None:
-    """Convert a comparison to a condition; None if it cannot prune, or its value does not cast."""
+    """Convert a comparison to a condition; None if it cannot prune or its value cannot be cast."""
     if given.op == "is null" or given.op == "is not null":
         return PartCondition(given.column, given.op)
     if given.op == "<>":
@@ -180,14 +186,14 @@ def _of_comparison(given: ColumnComparison, kind: pa.DataType) -> PartCondition 
     try:
         value = from_ipc(given.value).column(0).cast(kind)[0]
     except (PenstockError, pa.ArrowException, IndexError):
-        return None  # the evaluation of the rows reports the error
+        return None  # evaluating the rows reports the error
     return PartCondition(given.column, given.op, (value,)) if value.is_valid else None
 
 
 def stored(value: pa.Scalar) -> Value:
-    """Return a value in the representation of statistics."""
+    """Return a value in the form used in statistics."""
     kind = value.type
-    # Without a rounding: a wrong bound would make pruning unsound.
+    # Without rounding: a wrong bound would make pruning unsound.
     if pa.types.is_temporal(kind):
         return int(value.value)
     if pa.types.is_decimal(kind):
@@ -201,7 +207,7 @@ def stored(value: pa.Scalar) -> Value:
 def _may_pass(conjunction: Sequence[tuple[str, Op, tuple[Any, ...]]], part: BatchPart) -> bool:
     for column, op, values in conjunction:
         known = column_of(part.statistics, column)
-        # A column without statistics may hold anything.
+        # A column without statistics may contain anything.
         if known is not None and not _may_hold(op, values, known, part.rows):
             return False
     return True
@@ -220,7 +226,8 @@ def _may_hold(op: Op, values: tuple[Any, ...], known: ColumnStatistics, rows: in
 
 def _may_compare(op: Op, value: Any, low: Any, high: Any) -> bool:
     if isinstance(value, float) and math.isnan(value):
-        # A column with NaN has no upper bound (`statistics.py`): one proves that there is none.
+        # A column that contains NaN has no upper bound (`statistics.py`), so a bound proves that it
+        # contains none.
         return high is None or op in ("<", "<=")
     if op in ("<", "<="):
         return low is None or low < value or (op == "<=" and low == value)
@@ -230,7 +237,7 @@ def _may_compare(op: Op, value: Any, low: Any, high: Any) -> bool:
 
 
 def _mask(condition: PartCondition, values: Any) -> Any:
-    """Return the mask of values that meet the condition; never NULL."""
+    """Return a mask of the values that meet the condition. The mask is never NULL."""
     if condition.op in _NULL_TESTS:
         found = pc.is_null(values)
         return found if condition.op == "is null" else pc.invert(found)
@@ -243,7 +250,7 @@ def _mask(condition: PartCondition, values: Any) -> Any:
 def _compared(op: Op, values: Any, value: pa.Scalar) -> Any:
     if not pa.types.is_floating(value.type):
         return _KERNELS[op](values, value)
-    # Arrow follows IEEE; Spark orders NaN above every number and equal to itself.
+    # Arrow follows IEEE; in Spark, NaN is above every number and equal to itself.
     nan = pc.is_nan(values)
     if not math.isnan(value.as_py()):
         found = _KERNELS[op](values, value)
@@ -256,24 +263,26 @@ def _compared(op: Op, values: Any, value: pa.Scalar) -> Any:
 
 
 AUDITED_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Bytes of audited parts of one input of one dataflow, beside one in so many of what it reads."""
+"""Maximum bytes of audited parts per input of a dataflow, in addition to a fixed share of what it
+reads."""
 
 
 class FilterAudit:
-    """Chooses discarded parts that are read all the same, to prove that the filter was right."""
+    """Chooses discarded parts that are read anyway, to prove that the filter was right."""
 
     def __init__(self, one_in: int, bytes_max: int) -> None:
         self._one_in = one_in
         self._bytes = bytes_max
+        """Bytes that may still be audited."""
 
     def kept(self, part: BatchPart) -> None:
         """Add a share of a part that is read anyway to the byte budget."""
         self._bytes += part.bytes // self._one_in
 
     def chooses(self, part: BatchPart) -> bool:
-        """Return whether a discarded part is to be read, and charge its bytes to the budget."""
-        # By a hash of the key: every process chooses the same parts, at any time. The byte budget
-        # bounds what audits cost beside the kept parts.
+        """Return whether to read a discarded part, and charge its size to the budget."""
+        # By a hash of the key, so that every process chooses the same parts at any time. The byte
+        # budget limits the cost of audits.
         passed_over = zlib.crc32(part.key.encode()) % self._one_in or part.bytes > self._bytes
         if FILTER_AUDIT.crossed(bool(passed_over)):
             return False
@@ -287,20 +296,21 @@ class FilterAudit:
 class PartPruner:
     """The filter and the audit of one input.
 
-    Some of the skipped parts are read all the same (`FilterAudit`), before the interval that they
-    lie in is sealed: a row in one of them that passes raises `UnsoundFilter`.
+    Some of the skipped parts are read anyway (`FilterAudit`), before their interval is sealed. If
+    one of their rows passes the filter, `UnsoundFilter` is raised.
     """
 
     def __init__(self, wanted: PartFilter, audit: FilterAudit) -> None:
         self._wanted = wanted
         self._audit = audit
+        # Number and bytes of skipped parts, and number of audits.
         self._parts = self._bytes = self._audited = 0
 
     def __str__(self) -> str:
         return str(self._wanted)
 
     def counts(self) -> FilteredParts:
-        """Return the counts of skipped parts, their bytes, and audits so far."""
+        """Return the number of skipped parts, their bytes, and the number of audits so far."""
         return FilteredParts(self._parts, self._bytes, self._audited)
 
     def discards(self, part: BatchPart) -> bool:
@@ -322,29 +332,29 @@ class PartPruner:
         fetch: Callable[[BatchPart], Awaitable[pa.Table]],
         clock: ActorClock,
     ) -> None:
-        """Audit skipped parts: read them, and filter their rows off the event loop. Raises
-        `UnsoundFilter`, `CorruptData`."""
+        """Audit skipped parts: read them, and filter their rows in a thread. Raises `UnsoundFilter`
+        and `CorruptData`."""
         for part in parts:
             try:
                 rows = await fetch(part)
             except CorruptData:
                 raise
             except StorageError as error:
-                # A store that fails now says nothing about the filter; a corrupt part does matter,
-                # as to any reader.
-                log.warning("part %s was left out and not audited: %s", part.key, error)
+                # A failing store says nothing about the filter. A corrupt part matters to every
+                # reader.
+                log.warning("part %s was skipped but could not be audited: %s", part.key, error)
                 continue
             self._audited += 1
             passed = await clock.run_blocking(partial(self._wanted.passing, rows))
             if passed.num_rows:
                 raise UnsoundFilter(
-                    f"part {part.key} holds {passed.num_rows} rows that pass"
-                    f" {self._wanted}, although its statistics {part.statistics!r} say that"
-                    " none can; report this, and set filter_parts = false meanwhile",
+                    f"part {part.key} contains {passed.num_rows} rows that pass {self._wanted}, "
+                    f"although its statistics {part.statistics!r} exclude this; report this, and "
+                    "set filter_parts = false meanwhile",
                     determinate=True,
                 )
 
 
 def part_pruner(wanted: PartFilter, settings: Settings) -> PartPruner:
-    """Return a pruner with the settings' audit."""
+    """Return a pruner with the audit that the settings configure."""
     return PartPruner(wanted, FilterAudit(settings.filter_audit_one_in, AUDITED_BYTES_MAX))

@@ -1,17 +1,18 @@
-"""Parts, and lists of parts, between the process and the blob store: written before a state names
-them, read after.
+"""Writes and reads parts and part lists in the blob store, and tracks parts that no state names
+yet.
 
-A part that was written and not yet appended is *pending*: this process never takes it for an
-orphan. It stops being pending when it is appended or discarded; the collection of orphans finds
-those of killed processes.
+A part that was written but not yet appended is *pending*: this process never treats it as an
+orphan. It stops being pending when it is appended or discarded. Parts of crashed processes are
+found by orphan collection.
 
-A pending part may be *offered* to another actor, and claimed; unclaimed it becomes an orphan in
-time. While an append is under way nobody discards its parts; an append of parts that were given up
-or discarded is refused. So a part has one owner at any moment, or none for ever. An append with an
-indeterminate outcome *leaves* its parts: only the collection of orphans may delete them, unless
-they are appended again in time.
+A pending part may be *offered* to another actor, which claims it. An unclaimed part becomes an
+orphan after a while. While an append is in progress, its parts cannot be discarded; an append of
+parts that were given up or discarded is refused. So at any time a part has one owner, or has lost
+it for good. An append with an unknown outcome *leaves* its parts: only orphan collection may delete
+them, unless they are appended again in time.
 
-Beside other collectors a part must be named within `link_within_ms` after its writing began.
+If other processes collect orphans, too, a part must be named within `link_within_ms` after its
+writing started.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import PART_LIST
 
 _DELETED_AT_ONCE: Final = 8
-"""Concurrent deletes of one call: a remote store answers each after two round trips."""
+"""Number of concurrent deletes per call. A remote store needs two round trips for each."""
 
 
 class WrittenBlob(Protocol):
@@ -77,22 +78,22 @@ class WrittenBlob(Protocol):
 
     @property
     def checksum(self) -> int:
-        """Return the crc32 of all of it."""
+        """Return the crc32 of the whole blob."""
         ...
 
     @property
     def footer(self) -> bytes:
-        """Return its metadata, as a Parquet file without rows."""
+        """Return its metadata in the form of a Parquet file without rows."""
         ...
 
     @property
     def time_min(self) -> int:
-        """Return the least time of its rows."""
+        """Return the smallest time of its rows."""
         ...
 
     @property
     def time_max(self) -> int:
-        """Return the greatest time of its rows."""
+        """Return the largest time of its rows."""
         ...
 
 
@@ -100,18 +101,18 @@ class _Pending(msgspec.Struct):
     """A part that no state names yet."""
 
     since_ms: float
-    """Monotonic time at which its writing began."""
+    """Monotonic time when its writing started."""
     free: bool = True
-    """True if it may be deleted: surely no state names it."""
+    """True if it may be deleted, because no state can name it."""
     appending: bool = False
-    """True if an append of it is under way."""
+    """True while an append of it is in progress."""
 
 
 class PartStore:
     """Writes and reads parts.
 
-    `writer`: unique name of this process. `missing` explains why a blob (shard, key) does not
-    exist. `link_within_ms`: see above; None if no other process collects.
+    `writer` is a unique name of this process. `missing` explains why a blob (shard, key) does not
+    exist. `link_within_ms` is described above; None if no other process collects orphans.
     """
 
     def __init__(
@@ -128,17 +129,21 @@ class PartStore:
         self._clock = clock
         self._settings = settings
         self._decoded = DecodedParts(settings.decoded_parts_bytes_max)
+        """Cache of decoded parts."""
         self._missing = missing
         self._nonce = writer
         self._schemas = schemas
         self._numbers = count(1)
+        """Numbers of the blobs written by this process, for their keys."""
         self._link_within_ms = link_within_ms
         self._pending: dict[str, _Pending] = {}
+        """Blobs written or claimed by this process that no state names yet, by key."""
         self._reserved: dict[str, float] = {}
-        """Reserved prefixes of keys, and when each was reserved, on the monotonic clock."""
+        """Reserved key prefixes, with the monotonic time of the reservation."""
         self._offered: dict[str, float] = {}
-        """Deadlines for claims of pending parts, by key, on the monotonic clock."""
+        """Deadlines for claiming pending parts, by key, on the monotonic clock."""
         self._deleting: set[str] = set()
+        """Keys whose deletion is in progress."""
 
     @property
     def writer(self) -> str:
@@ -158,10 +163,10 @@ class PartStore:
         *,
         keep: bool = True,
     ) -> tuple[BatchPart, ...]:
-        """Write the updates as durable parts with the shard's newest schema; `keep` caches them
-        decoded.
+        """Write the updates as durable parts with the shard's newest schema. With `keep`, cache
+        them in decoded form.
 
-        Raises `TypeMismatch`, `InvalidUsage`, `StoreFull`, `StorageError`; then no part remains.
+        Raises `TypeMismatch`, `InvalidUsage`, `StoreFull` and `StorageError`; then no part remains.
         """
         pieces = encode(
             updates,
@@ -170,7 +175,7 @@ class PartStore:
             bytes_target=self._settings.part_bytes_target,
             statistics_bytes_max=self._settings.part_statistics_bytes_max,
         )
-        # A thread costs more than the encoding of a small table.
+        # A thread costs more than encoding a small table.
         small = takes_at_most(updates, LOOP_BYTES_MAX)
         parts: list[BatchPart] = []
         try:
@@ -196,18 +201,21 @@ class PartStore:
             if isinstance(error, StorageError) or not keep:
                 with anyio.CancelScope(shield=True):
                     await self.discard(parts)
-            for part in parts:  # no caller has them: the collection removes what remains
+            for (
+                part
+            ) in parts:  # the caller does not get them; orphan collection removes what remains
                 self._pending.pop(part.key, None)
             raise
 
     async def adopt(
         self, state: ShardState, path: Path, rows: int, times: tuple[Time, Time]
     ) -> BatchPart:
-        """Take over a Parquet file of rows, with the statistics of its footer. Raises
-        `InvalidUsage`, `StoreFull`, `StorageError`."""
+        """Take over a Parquet file, with the statistics in its footer. Raises `InvalidUsage`,
+        `StoreFull` and `StorageError`."""
         if rows <= 0 or times[0] > times[1]:
             raise InvalidUsage(
-                f"{path}: {rows} rows at times {times[0]} to {times[1]}; an empty file is no part"
+                f"invalid part {path}: {rows} rows at times {times[0]} to {times[1]}; a part must "
+                "contain rows"
             )
         schema_id, known = await self._clock.run_blocking(
             partial(self._footer, path, state, str(path))
@@ -233,28 +241,28 @@ class PartStore:
         )
 
     def reserve(self, shard: ShardId) -> str:
-        """Return a prefix of keys that no other has; blobs below it are pending until `release`."""
+        """Reserve a unique prefix of keys. Blobs under it are pending until `release`."""
         prefix = f"{shard}/{self._nonce}-{next(self._numbers):08x}-"
         self._reserved[prefix] = self._clock.monotonic_ms()
         return prefix
 
     def release(self, prefix: str) -> None:
-        """Make the blobs below a reserved prefix orphans, but for adopted ones."""
+        """End a reservation. Blobs under the prefix that were not adopted become orphans."""
         self._reserved.pop(prefix, None)
 
     async def adopt_written(
         self, state: ShardState, prefix: str, written: Sequence[WrittenBlob]
     ) -> list[BatchPart]:
-        """Take over blobs that others wrote below a reserved prefix, with the statistics of their
-        footers. Raises `InvalidUsage`, `StorageError`."""
+        """Take over blobs that others wrote under a reserved prefix, with the statistics in their
+        footers. Raises `InvalidUsage` and `StorageError`."""
         sizes = {info.key: info.bytes for info in await self._blob.list_keys(prefix)}
         parts = []
         for blob in written:
             key = prefix + blob.name
             if sizes.get(key) != blob.size:
                 raise StorageError(
-                    f"blob {key} was written with {blob.size} bytes, and"
-                    f" {sizes.get(key, 'none')} are there: compute it again",
+                    f"blob {key} should have {blob.size} bytes, but has {sizes.get(key, 'none')}: "
+                    "compute it again",
                     determinate=True,
                 )
             schema_id, known = await self._clock.run_blocking(
@@ -276,56 +284,62 @@ class PartStore:
                 )
             )
         for part in parts:
-            # As old as the reservation: another process's collector may know the blob for as long.
+            # As old as the reservation, because another process's collector may have seen the blob
+            # for as long.
             self._pending[part.key] = _Pending(self._reserved[prefix])
         return parts
 
     def _footer(
         self, source: Path | pa.BufferReader, state: ShardState, name: str
     ) -> tuple[int, tuple[ColumnStatistics, ...]]:
-        """Return the newest of the shard's schemas that the file fits, and its statistics."""
+        """Return the number of the shard's newest schema that the file fits, and its statistics."""
         try:
             with pq.ParquetFile(source) as file:
                 kinds, footer = file.schema_arrow, file.metadata
         except pa.ArrowException as error:
-            raise InvalidUsage(f"{name} is no Parquet file: {error}") from None
+            raise InvalidUsage(f"{name} is not a Parquet file: {error}") from None
         except OSError as error:
             raise storage_error(f"read the footer of {name}", error) from error
-        # Compared by name: the newest of schemas that differ in types alone.
+        # Compared by name, so it is the newest of schemas that differ only in types.
         for schema_id in range(state.schema_id, -1, -1):
             schema = schema_of(state, schema_id)
             if set(schema.names) == set(kinds.names) - SYSTEM_COLUMNS:
                 bytes_max = self._settings.part_statistics_bytes_max
                 return schema_id, of_footer(footer, kinds, schema, bytes_max)
         raise InvalidUsage(
-            f"{name} has the columns {', '.join(kinds.names)}, shard {state.id} has"
-            f" {state.schema.ddl()}"
+            f"{name} has columns {', '.join(kinds.names)}, but shard {state.id} has "
+            f"{state.schema.ddl()}"
         )
 
     async def write_list(self, shard: ShardId, parts: tuple[BatchPart, ...]) -> PartList | None:
-        """Write a list of the parts of one batch, pending as they are; None if the document
-        describes so few. Raises `StoreFull`, `StorageError`."""
+        """Write a list of the parts of one batch, which is pending like the parts.
+
+        Return None if there are so few parts that the document describes them. Raises `StoreFull`
+        and `StorageError`.
+        """
         if not PART_LIST.crossed(len(parts) >= self._settings.part_list_parts_min):
             return None
         data = await self._clock.run_blocking(partial(encode_list, parts))
         listed = PartList(self._new_key(shard, "parts"), len(data), zlib.crc32(data))
         try:
             await self._blob.set(listed.key, data)
-        except BaseException:  # the collection removes what was written
+        except BaseException:  # orphan collection removes what was written
             self._pending.pop(listed.key, None)
             raise
         return listed
 
     def _new_key(self, shard: ShardId, kind: str = "parquet") -> str:
-        # The writer's name makes keys of two processes differ: a blob key is never written twice.
+        # The writer's name makes keys of different processes distinct, so a blob key is never
+        # written twice.
         key = f"{shard}/{self._nonce}-{next(self._numbers):08x}.{kind}"
-        # Before the write begins: the collection may list the blob at any time after.
+        # Before the write starts, because a collection may list the blob at any time afterwards.
         self._pending[key] = _Pending(self._clock.monotonic_ms())
         return key
 
     async def fetch(self, part: BatchPart, schema: TableSchema) -> pa.Table:
-        """Return the part's updates. Raises `CorruptData`, `LeaseLost`, `StorageError`."""
-        # Cached as written: it may be read before the part is placed and after, and as any schema.
+        """Return the part's updates. Raises `CorruptData`, `LeaseLost` and `StorageError`."""
+        # Cached as written, because the part may be read before and after it is placed, and with
+        # any schema.
         own = self._schemas.written_with(part)
         written = await self._decoded.get(part, lambda: self._read(part, own))
         name = f"part {part.key}" if part.key else "inline part"
@@ -335,7 +349,7 @@ class PartStore:
         if part.inline is not None:
             return decode_written(part, part.inline, schema)
         data = await self._bytes(part)
-        # Decode large parts in a thread: the event loop must not stall.
+        # Decode large parts in a thread, so that the event loop does not stall.
         if len(data) <= LOOP_BYTES_MAX:
             return decode_written(part, data, schema)
         return await self._clock.run_blocking(lambda: decode_written(part, data, schema))
@@ -347,7 +361,7 @@ class PartStore:
         return data
 
     async def save(self, part: BatchPart, path: Path) -> None:
-        """Write the part's blob to a file. Raises `CorruptData`, `LeaseLost`, `StorageError`."""
+        """Write the part's blob to a file. Raises `CorruptData`, `LeaseLost` and `StorageError`."""
         data = await self._bytes(part)
 
         def write() -> None:
@@ -361,15 +375,16 @@ class PartStore:
             raise storage_error(f"write {path}", error) from error
 
     def path(self, part: BatchPart) -> str | None:
-        """Return the file's path, if there is one."""
+        """Return the path of the part's file; None if it is not in a file."""
         return self._blob.path(part.key) if part.key else None
 
     def place(self, part: BatchPart) -> tuple[str, str] | None:
-        """Return the URL of the part's bucket, and its key there, if it is in one."""
+        """Return the URL of the part's bucket and its key there; None if it is not in a bucket."""
         return self._blob.place(part.key) if part.key else None
 
     def place_of(self, prefix: str) -> tuple[str, str] | None:
-        """Return the URL of the bucket, and the prefix of keys in it, of keys with that prefix."""
+        """Return the URL of the bucket, and the prefix within it, for keys with this prefix; None
+        if blobs are not in a bucket."""
         return self._blob.place(prefix)
 
     def pending(self, key: str) -> bool:
@@ -377,20 +392,20 @@ class PartStore:
         return key in self._pending or key.startswith(tuple(self._reserved))
 
     def pending_keys(self) -> list[str]:
-        """Return the keys of all pending blobs."""
+        """Return the keys of all pending blobs, sorted."""
         return sorted(self._pending)
 
     async def claim(self, shard: ShardId, parts: Iterable[BatchPart]) -> bool:
-        """Make another process's parts pending here; return False when one of them is gone."""
+        """Make another process's parts pending here. Return False if one of them is missing."""
         keys = {part.key for part in parts if part.inline is None}
         self.give_up()
-        # A delete under way cannot be taken back.
+        # A deletion in progress cannot be undone.
         if keys & self._deleting:
             return False
         now = self._clock.monotonic_ms()
         new = {key: _Pending(now) for key in keys if key not in self._pending}
-        self._pending |= new  # before the listing: our collector spares them meanwhile
-        # After they became pending: a blob that is listed now will not be collected here.
+        self._pending |= new  # before the listing, so that our collector spares them meanwhile
+        # Listed after they became pending: a blob in this listing will not be collected here.
         found = {info.key for info in await self._blob.list_keys(f"{shard}/")}
         if keys <= found:
             for key in keys:
@@ -401,7 +416,7 @@ class PartStore:
         return False
 
     def offer(self, parts: Iterable[BatchPart], within_ms: int) -> None:
-        """Make the parts orphans unless they are claimed in time."""
+        """Make the parts orphans unless they are claimed within `within_ms`."""
         until = self._clock.monotonic_ms() + within_ms
         self._offered |= {part.key: until for part in parts if self._free(part.key)}
 
@@ -410,16 +425,19 @@ class PartStore:
         return found is not None and found.free and not found.appending
 
     def check_kept(self, parts: Iterable[BatchPart]) -> None:
-        """Raise `InvalidUsage` when this process wrote a part that is no longer pending, and may be
-        deleted. Call it right before a state names the parts."""
+        """Raise `InvalidUsage` if this process wrote a part that is no longer pending, and so may
+        be deleted. Call it right before a state names the parts."""
         for part in parts:
             own = part.key.rpartition("/")[2].startswith(f"{self._nonce}-")
             if own and part.key not in self._pending:
                 raise _given_up(part)
 
     def check_young(self, parts: Iterable[BatchPart | PartList], *, uncertain: bool) -> None:
-        """Raise `StorageError` when another process may have collected a part. Call it right before
-        a state names the parts; `uncertain`: an earlier attempt may have named them."""
+        """Raise `StorageError` if another process may have collected a part.
+
+        Call it right before a state names the parts. `uncertain` means that an earlier attempt may
+        have named them.
+        """
         if self._link_within_ms is None:
             return
         now = self._clock.monotonic_ms()
@@ -427,15 +445,15 @@ class PartStore:
             written = self._pending.get(part.key)
             if written is not None and now - written.since_ms > self._link_within_ms:
                 raise StorageError(
-                    f"part {part.key} was not linked: its writing began"
-                    f" {now - written.since_ms:.0f} ms ago, more than half of blob_orphan_grace_ms"
-                    f" ({self._link_within_ms} ms), so another process may take it for an orphan;"
-                    " write it again, or raise that setting in all processes",
+                    f"part {part.key} was not linked: its writing started "
+                    f"{now - written.since_ms:.0f} ms ago, more than half of blob_orphan_grace_ms "
+                    f"({self._link_within_ms} ms), so another process may treat it as an orphan; "
+                    "write it again, or raise that setting in all processes",
                     determinate=not uncertain,
                 )
 
     def give_up(self) -> None:
-        """Make parts orphans that were offered, or left, and neither claimed nor appended in
+        """Make parts orphans that were offered or left, and neither claimed nor appended in
         time."""
         now = self._clock.monotonic_ms()
         for key in [key for key, until in self._offered.items() if until <= now]:
@@ -443,8 +461,11 @@ class PartStore:
             self._pending.pop(key, None)
 
     def begin(self, parts: Iterable[BatchPart]) -> tuple[BatchPart, ...]:
-        """Pin the parts for an append; return those to pass to `end` or `leave`: not pinned by
-        another. Raises `InvalidUsage` when a placed part is not pending here."""
+        """Pin the parts for an append. Return those that no other append has pinned, to pass to
+        `end` or `leave`.
+
+        Raises `InvalidUsage` if a placed part is not pending here.
+        """
         given = tuple(parts)
         for part in given:
             # A placed part may be another process's, which `check_kept` cannot tell by its key: it
@@ -462,8 +483,8 @@ class PartStore:
         return tuple(begun)
 
     def end(self, parts: Iterable[BatchPart], within_ms: int) -> None:
-        """Unpin parts that surely were not appended; they become orphans unless they are appended,
-        claimed or discarded in time."""
+        """Unpin parts that were certainly not appended. They become orphans unless they are
+        appended, claimed or discarded in time."""
         until = self._clock.monotonic_ms() + within_ms
         for part in parts:
             found = self._pending.get(part.key)
@@ -472,8 +493,8 @@ class PartStore:
                 self._offered[part.key] = until
 
     def leave(self, parts: Iterable[BatchPart | PartList], within_ms: int) -> None:
-        """Unpin parts of an append with an open outcome; unless they are appended again in time
-        they are left to the collection."""
+        """Unpin parts of an append with an unknown outcome. Unless they are appended again in time,
+        they are left to orphan collection."""
         until = self._clock.monotonic_ms() + within_ms
         for part in parts:
             found = self._pending.get(part.key)
@@ -495,10 +516,10 @@ class PartStore:
             self._offered.pop(key, None)
 
     async def discard(self, parts: Iterable[BatchPart | PartList]) -> None:
-        """Delete parts that were never appended, except those of an append under way. Blobs that a
-        state may name, and failed deletes, are left to the collection."""
+        """Delete parts that were never appended, except those of an append in progress. Blobs that
+        a state may name, and failed deletes, are left to orphan collection."""
 
-        # A generator: an append may begin meanwhile, and pin parts that are not yet reached.
+        # A generator, because an append may start meanwhile and pin parts that are not yet reached.
         def freed() -> Iterator[str]:
             for part in parts:
                 found = self._pending.get(part.key)
@@ -511,8 +532,11 @@ class PartStore:
         await self.delete(freed())
 
     async def delete(self, keys: Iterable[str]) -> list[str]:
-        """Delete blobs, a few at a time; return the deleted ones. Failed deletes are left for
-        later. `keys` is consumed lazily, each key right before its turn."""
+        """Delete blobs, a few at a time, and return the deleted keys. Failed deletes are left for
+        later.
+
+        `keys` is consumed lazily, each key right before it is deleted.
+        """
         gone: list[str] = []
         left, begun = iter(keys), count(1)
 
@@ -520,14 +544,14 @@ class PartStore:
             for key in left:
                 self._deleting.add(key)
                 if next(begun) < _DELETED_AT_ONCE:
-                    group.start_soon(delete_some)  # one worker more, while keys may remain
+                    group.start_soon(delete_some)  # one more worker while keys may remain
                 try:
                     await self._blob.delete(key)
                 except StorageError:
                     continue
                 finally:
                     self._deleting.discard(key)
-                # Only after a successful delete: a failed one leaves a part that may still be read.
+                # Only after a successful delete: after a failed one, the part may still be read.
                 self._decoded.drop(key)
                 gone.append(key)
 
@@ -538,13 +562,13 @@ class PartStore:
 
 def _given_up(part: BatchPart) -> InvalidUsage:
     return InvalidUsage(
-        f"part {part.key} was given up or discarded, or was never claimed: nothing was appended; do"
-        " what wrote it over"
+        f"part {part.key} was given up or discarded, or was never claimed; nothing was appended: "
+        "write the part again"
     )
 
 
 def _is_whole(table: pa.Table, part: BatchPart) -> bool:
-    """Return whether caching the table keeps little else in memory: it is no slice of a large
-    one."""
+    """Return whether caching the table keeps little else in memory, because it is not a slice of a
+    large one."""
     held = table.get_total_buffer_size()
     return bool(held <= part.bytes or held <= 2 * table.nbytes)

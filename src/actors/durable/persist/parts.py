@@ -1,10 +1,10 @@
-"""Codec of parts: updates to Parquet or inline Arrow and back, with a checksum over all of it.
-Pure.
+"""Encodes parts: updates to Parquet or inline Arrow and back, with a checksum over all bytes. Pure.
 
-A Parquet part holds the user columns, ``__time``, ``__diff`` and, only with error updates,
-``__error``; zstd; the format version is in the file's metadata. Files written by Spark have none:
-their version is that of their `BatchPart`. Small updates stay inline, as an Arrow IPC stream in the
-shard's document. All rows of a placed part (`shard.placed`) are read at its time.
+A Parquet part contains the user's columns, ``__time``, ``__diff`` and, only with error updates,
+``__error``. It is compressed with zstd, and its metadata contains the format version. Files written
+by Spark have none; their version is that of their `BatchPart`. Small updates stay inline, as an
+Arrow IPC stream in the shard's document. All rows of a placed part (`shard.placed`) are read at its
+time.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from actors.runtime.threshold_probes import (
 
 ROW_GROUP_ROWS = 128 * 1024
 LOOP_BYTES_MAX = 64 * 1024
-"""Bytes of a part or a part list that are encoded and decoded on the event loop, beyond which a
-thread is used. With its hops to threads a commit of one row takes 2.5 × (November 2026)."""
+"""Size up to which a part or part list is encoded and decoded on the event loop; larger ones use a
+thread. Always using threads makes a commit of one row 2.5 times as slow (November 2026)."""
 VERSION: Final = 1
 """Version of parts as they are written."""
 _VERSION_KEY: Final = b"penstock.part"
 _OPENINGS_MAX: Final = 256
-"""Bound of cached IPC headers of inline parts, one a schema."""
+"""Maximum number of cached IPC headers of inline parts, one per schema."""
 
 
 class EncodedPart(msgspec.Struct, frozen=True):
-    """A part without its key, the bytes of its blob (None: it is inline), and its updates."""
+    """A part without its key, the bytes of its blob (None if it is inline), and its updates."""
 
     part: BatchPart
     blob: bytes | None
@@ -62,8 +62,8 @@ def part_schema(schema: TableSchema, *, errors: bool) -> pa.Schema:
 
 
 def conform(updates: pa.Table, schema: TableSchema) -> pa.Table:
-    """Return the updates with exactly a part's columns, sorted by time, without an error column of
-    NULLs. Raises `TypeMismatch`, `InvalidUsage`."""
+    """Return the updates with exactly a part's columns, sorted by time, without an error column
+    that is all NULL. Raises `TypeMismatch` and `InvalidUsage`."""
     given = updates.schema
     errors = has_errors(updates) and updates[ERROR].null_count < updates.num_rows
     shape = part_schema(schema, errors=errors)
@@ -73,27 +73,27 @@ def conform(updates: pa.Table, schema: TableSchema) -> pa.Table:
     missing = [name for name in shape.names if name not in names]
     if missing:
         raise InvalidUsage(
-            f"updates lack the columns {', '.join(missing)}; they have {', '.join(names)}"
+            f"updates lack columns {', '.join(missing)}; they have {', '.join(names)}"
         )
     table = updates.select(shape.names)
     if not table.schema.equals(shape):
         try:
             table = table.cast(shape)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise TypeMismatch(f"updates do not fit the columns {schema.ddl()}: {error}") from None
-    # Sorted by time, parts cover short spans of times: readers skip those outside theirs.
+            raise TypeMismatch(f"updates do not fit the schema {schema.ddl()}: {error}") from None
+    # Sorted by time, parts cover short time spans, and readers skip those outside theirs.
     return _by_time(table.replace_schema_metadata(None))
 
 
 def has_errors(updates: pa.Table) -> bool:
     """Return whether the updates have the error column."""
-    # Faster than a search in the list of column names.
+    # Faster than searching the list of column names.
     return bool(updates.schema.get_field_index(ERROR) >= 0)
 
 
 def takes_at_most(table: pa.Table, size: int) -> bool:
     """Return whether the table's values take at most `size` bytes."""
-    # The buffer size is known at once, and is larger for a slice: only then are values counted.
+    # The buffer size is known at once, but is too large for a slice: only then are values counted.
     return bool(table.get_total_buffer_size() <= size or table.nbytes <= size)
 
 
@@ -117,8 +117,8 @@ def encode(
     bytes_target: int,
     statistics_bytes_max: int = 0,
 ) -> Iterator[EncodedPart]:
-    """Yield parts that together hold the updates, one at a time; those of blobs have statistics.
-    Raises as `conform` does."""
+    """Yield parts that together contain the updates, one at a time. Parts in blobs have statistics.
+    Raises the same errors as `conform`."""
     table = conform(updates, schema)
     rows = table.num_rows
     if rows == 0:
@@ -149,7 +149,7 @@ def _opening(schema: TableSchema, errors: bool) -> bytes:
 
 
 def _describe(table: pa.Table, data: bytes, *, inline: bool) -> BatchPart:
-    """Describe a table, sorted by time, and its bytes as a part without a key."""
+    """Describe a table, which must be sorted by time, and its bytes as a part without a key."""
     times = table[TIME]
     return BatchPart(
         key="",
@@ -166,7 +166,7 @@ def _describe(table: pa.Table, data: bytes, *, inline: bool) -> BatchPart:
 
 
 def _to_parquet(table: pa.Table) -> tuple[bytes, Any]:
-    """Return a Parquet file, and its footer."""
+    """Return a Parquet file and its footer."""
     footers: list[Any] = []
     sink = pa.BufferOutputStream()
     marked = table.replace_schema_metadata({_VERSION_KEY: str(VERSION).encode()})
@@ -177,7 +177,7 @@ def _to_parquet(table: pa.Table) -> tuple[bytes, Any]:
         row_group_size=ROW_GROUP_ROWS,
         use_dictionary=_repeating(table.schema),
         metadata_collector=footers,
-        write_page_checksum=True,  # Spark reads files itself, without the part's checksum
+        write_page_checksum=True,  # Spark reads files without the part's checksum
     )
     return sink.getvalue().to_pybytes(), footers[0]
 
@@ -185,7 +185,7 @@ def _to_parquet(table: pa.Table) -> tuple[bytes, Any]:
 def _repeating(shape: pa.Schema) -> list[str]:
     """Return the columns that are worth a dictionary: texts, and those that mostly repeat one
     number."""
-    # Probing the others takes longer than all the rest, and zstd finds most of the repetition.
+    # Probing the others takes longer than everything else, and zstd finds most of the repetition.
     return [
         field.name
         for field in shape
@@ -196,15 +196,15 @@ def _repeating(shape: pa.Schema) -> list[str]:
 
 
 def decode(part: BatchPart, data: bytes, schema: TableSchema) -> pa.Table:
-    """Return the updates in a part's bytes. Raises as `decode_written` does."""
+    """Return the updates in a part's bytes. Raises the same errors as `decode_written`."""
     return at_its_time(part, decode_written(part, data, schema))
 
 
 def decode_written(part: BatchPart, data: bytes, schema: TableSchema | None) -> pa.Table:
-    """Decode and verify a part with its original times, in the columns of the schema that it was
-    written with (None: in the file's columns).
+    """Decode and verify a part, with its original times, in the columns of the schema with which it
+    was written (None: in the file's columns).
 
-    Raises `CorruptData` when a byte differs, and `StorageError` for a part of a newer version.
+    Raises `CorruptData` if a byte differs, and `StorageError` for a part of a newer version.
     """
     name = _name(part)
     check_bytes(part, data)
@@ -217,22 +217,23 @@ def decode_written(part: BatchPart, data: bytes, schema: TableSchema | None) -> 
                 table = table.cast(shape)
     except (pa.ArrowException, OSError, KeyError, ValueError, MalformedFrame) as error:
         raise CorruptData(
-            f"{name} does not hold the columns {schema.ddl() if schema else 'of updates'}: {error}",
+            f"{name} does not contain the columns {schema.ddl() if schema else 'of updates'}: "
+            f"{error}",
             determinate=True,
         ) from error
     if table.num_rows != part.rows:
         raise CorruptData(
-            f"{name} holds {table.num_rows} rows, described were {part.rows}", determinate=True
+            f"{name} contains {table.num_rows} rows, expected {part.rows}", determinate=True
         )
     return table.replace_schema_metadata(None)
 
 
 def check_bytes(part: BatchPart, data: bytes) -> None:
-    """Raise `CorruptData` when a byte differs, and `StorageError` for a part of a newer version."""
+    """Raise `CorruptData` if a byte differs, and `StorageError` for a part of a newer version."""
     if len(data) != part.bytes or zlib.crc32(data) != part.checksum:
         raise CorruptData(
-            f"{_name(part)}: {len(data)} bytes with crc32 {zlib.crc32(data):08x}, written were"
-            f" {part.bytes} with {part.checksum:08x}; restore the file from a copy",
+            f"{_name(part)}: {len(data)} bytes with crc32 {zlib.crc32(data):08x}, expected "
+            f"{part.bytes} bytes with {part.checksum:08x}; restore the file from a backup",
             determinate=True,
         )
     _check_version(_name(part), part.version)
@@ -243,14 +244,14 @@ def _name(part: BatchPart) -> str:
 
 
 def at_its_time(part: BatchPart, written: pa.Table) -> pa.Table:
-    """Return the decoded updates; all rows of a placed part at its time."""
+    """Return the decoded updates, with all rows of a placed part at its time."""
     if part.at is None:
         return written
     return set_column(written, TIME, pa.repeat(pa.scalar(part.at, pa.int64()), part.rows))
 
 
 def _from_parquet(name: str, data: bytes) -> pa.Table:
-    # `pq.read_table` would make a dataset of it: four times the cost of a small part.
+    # `pq.read_table` would make a dataset, which costs four times as much for a small part.
     with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
         table = file.read()
     marks = table.schema.metadata or {}
@@ -262,7 +263,7 @@ def _from_parquet(name: str, data: bytes) -> pa.Table:
 def _check_version(name: str, version: int) -> None:
     if version > PLACED:
         raise StorageError(
-            f"{name} has format {version}, this version reads up to {PLACED}: use the newer"
-            " version of the program",
+            f"{name} has format {version}, this version supports up to {PLACED}: use the newer "
+            "version of the program",
             determinate=True,
         )

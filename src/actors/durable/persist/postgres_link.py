@@ -1,10 +1,10 @@
-"""One connection to PostgreSQL, opened on demand and dropped after every failure; and its URL.
+"""A connection to PostgreSQL, opened on demand and dropped after every failure, and its URL.
 
     postgresql://user@host:port/database?schema=penstock&password_env=NAME&sslmode=verify-full
 
-Parameters are libpq's, and three of our own: `schema` of the table; `password_env`, an environment
-variable with the password; `password_file`, a file with nothing but the password. Of libpq's own
-ways `passfile`, ``PGPASSWORD`` and ``~/.pgpass`` work, too.
+The parameters are libpq's, and three of our own: `schema`, the schema of the table; `password_env`,
+an environment variable with the password; `password_file`, a file that contains only the password.
+libpq's own mechanisms `passfile`, ``PGPASSWORD`` and ``~/.pgpass`` work, too.
 """
 
 from __future__ import annotations
@@ -34,33 +34,34 @@ _DEFAULTS: Final = {
     "keepalives_count": "3",
     "client_encoding": "UTF8",
 }
-"""Defaults beside the URL. Keepalives detect a dead peer within half a minute."""
+"""Connection defaults, which the URL may override. Keepalives detect a dead peer within half a
+minute."""
 _FULL: Final = frozenset({"53100", "53200"})
-"""Disk full, out of memory: nothing of the transaction stays."""
+"""Disk full and out of memory. The transaction has no effect."""
 AGAIN: Final = frozenset({"40001", "40P01", "55P03", "53300", "57P03", "25006", "55006", "57014"})
-"""Worth a retry: serialization, deadlock, lock time-out, too many connections, starting up, read
-only (the server has become a standby), in use, statement time-out."""
+"""Errors worth retrying: serialization failure, deadlock, lock timeout, too many connections,
+server starting up, read-only (the server became a standby), object in use, statement timeout."""
 
 
 class PostgresAddress(msgspec.Struct, frozen=True):
-    """Location of the documents."""
+    """Where the documents are."""
 
     conninfo: str
-    """Connection string for libpq, without a password."""
+    """Connection string for libpq, without the password."""
     schema: str
     password_env: str
     password_file: str
     shown: str
-    """The URL for messages."""
+    """The URL to show in messages."""
 
     def password(self) -> str | None:
-        """Return the password, if a parameter names one. Raises `StorageError`."""
+        """Return the password if the URL names one; else None. Raises `StorageError`."""
         if self.password_env:
             found = os.environ.get(self.password_env)
             if found is None:
                 raise StorageError(
-                    f"{self.shown}: there is no environment variable {self.password_env}"
-                    " (password_env)",
+                    f"{self.shown}: environment variable {self.password_env} is not set "
+                    "(password_env)",
                     determinate=True,
                 )
             return found
@@ -77,7 +78,7 @@ class PostgresAddress(msgspec.Struct, frozen=True):
 
 
 def postgres_address(url: str) -> PostgresAddress:
-    """Parse a URL. Raises `InvalidUsage`, without showing a password."""
+    """Parse a URL. Raises `InvalidUsage` without revealing a password."""
     try:
         parts = urlsplit(url)
         secret, port = parts.password is not None, parts.port
@@ -87,23 +88,27 @@ def postgres_address(url: str) -> PostgresAddress:
         parts = urlsplit("")
     del port
     if parts.scheme not in SCHEMES or parts.fragment:
-        raise InvalidUsage("write PostgreSQL's place as postgresql://user@host:port/database?…")
+        raise InvalidUsage(
+            "invalid URL of PostgreSQL: expected postgresql://user@host:port/database?…"
+        )
     shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    # URLs show in process lists and logs.
+    # URLs are visible in process lists and logs.
     if secret or any(name in ("password", "sslpassword") for name, _ in options):
         raise InvalidUsage(
-            f"{shown}: a password must not stand in a URL; name it: password_env=VARIABLE,"
-            " password_file=PATH or passfile=PATH"
+            f"{shown}: a password must not be in the URL: use password_env=VARIABLE, "
+            "password_file=PATH or passfile=PATH"
         )
     own = {name: value for name, value in options if name in _OWN}
     rest = [(name, value) for name, value in options if name not in _OWN]
     schema = own.get("schema", "penstock")
     if _SCHEMA.fullmatch(schema) is None:
-        raise InvalidUsage(f"{shown}: schema {schema!r}: use a-z, 0-9 and _, at most 40")
+        raise InvalidUsage(
+            f"{shown}: invalid schema {schema!r}: use only a-z, 0-9 and _, at most 40 characters"
+        )
     given = [name for name in ("password_env", "password_file") if own.get(name)]
     given += [name for name, _ in rest if name == "passfile"]
     if len(given) > 1:
-        raise InvalidUsage(f"{shown}: give one of {', '.join(given)}")
+        raise InvalidUsage(f"{shown}: give only one of {', '.join(given)}")
     plain = urlunsplit((parts.scheme, parts.netloc, parts.path, urlencode(rest), ""))
     try:
         known = conninfo.conninfo_to_dict(plain)
@@ -120,15 +125,16 @@ _OWN: Final = ("schema", "password_env", "password_file")
 
 
 class PostgresLink:
-    """One connection; each statement is a transaction of its own unless it begins one."""
+    """A connection on which each statement is a transaction of its own unless it starts one."""
 
     def __init__(self, place: PostgresAddress, settings: Settings) -> None:
         self.place = place
         self._timeout_ms = settings.store_request_timeout_ms
         self._connection: psycopg.AsyncConnection[Any] | None = None
+        """The open connection; None before the first use and after a failure."""
 
     async def connected(self) -> psycopg.AsyncConnection[Any]:
-        """Return the open connection, or open one. Raises what psycopg raises, `StorageError`,
+        """Return the open connection, or open one. Raises psycopg's errors, `StorageError` and
         TimeoutError."""
         if self._connection is not None and self._is_alive(self._connection):
             return self._connection
@@ -141,15 +147,15 @@ class PostgresLink:
                 self.place.conninfo, autocommit=True, **given
             )
             self._connection = made
-            # Server-side limits, too: a statement must not outlive a client that has given up.
+            # Limits on the server, too: a statement must not outlive a client that has given up.
             await made.execute(_SESSION, self._session())
         return made
 
     def _is_alive(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Return whether the server has not closed the idle connection."""
         try:
-            # Found now, before a transaction, whose outcome would be open if it met the closed
-            # connection.
+            # Detected before a transaction starts, because the outcome of one that meets a closed
+            # connection would be unknown.
             connection.pgconn.consume_input()
         except psycopg.OperationalError:
             return False
@@ -159,7 +165,7 @@ class PostgresLink:
         return {"timeout": f"{self._timeout_ms}ms", "lock": f"{max(1, self._timeout_ms // 2)}ms"}
 
     async def drop(self) -> None:
-        """Close the connection, without waiting for the server."""
+        """Close the connection without waiting for the server."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.pgconn.finish()
@@ -175,18 +181,20 @@ SELECT set_config('statement_timeout', %(timeout)s, false),
                   CASE current_setting('synchronous_commit')
                        WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false)
 """
-"""Session limits; and synchronous commits even if the server's default is off: an acknowledged
-commit must be durable."""
+"""Sets the session's limits, and enables synchronous commit if the server's default is off, because
+an acknowledged commit must be durable."""
 
 Failure = psycopg.Error | TimeoutError | OSError | StorageError
-"""Errors of a call to the server."""
+"""Errors that a call to the server may raise."""
 FAILURES: Final = (psycopg.Error, TimeoutError, OSError, StorageError)
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """Return the code of a statement's ERROR, after which nothing of the transaction stays; None
-    for all else: a lost connection, a session that the server ended (FATAL), a client's
-    time-out."""
+    """Return the SQLSTATE of a statement's ERROR, after which the transaction has no effect.
+
+    Return None for everything else: a lost connection, a session ended by the server (FATAL), a
+    timeout of the client.
+    """
     if not isinstance(error, psycopg.Error) or error.sqlstate is None:
         return None
     return error.sqlstate if error.diag.severity_nonlocalized == "ERROR" else None
@@ -198,7 +206,7 @@ def worth_another_try(error: BaseException) -> bool:
         return False
     code = error.sqlstate if isinstance(error, psycopg.Error) else None
     if code is None or code in AGAIN or code.startswith(("08", "57P")):
-        # A failed connection has no SQLSTATE; no retry helps against a refused password.
+        # A failed connection has no SQLSTATE. Retrying does not help if the password was refused.
         text = str(error)
         return "password authentication" not in text and "no password" not in text
     return False
@@ -207,17 +215,17 @@ def worth_another_try(error: BaseException) -> bool:
 def as_storage_error(
     what: str, place: PostgresAddress, error: Failure, *, determinate: bool
 ) -> StorageError:
-    """Convert a failure, without any secret."""
+    """Convert a failure to a `StorageError` that contains no secrets."""
     if isinstance(error, StorageError):
         return error
     where = f"{place.shown} (schema {place.schema})"
     code = error.sqlstate if isinstance(error, psycopg.Error) else None
     if code in _FULL:
-        text = f"no room left to {what} {where}: {_one_line(error)}; free space, then try again"
+        text = f"no space left to {what} {where}: {_one_line(error)}; free space, then try again"
         return StoreFull(text, determinate=determinate)
     if isinstance(error, TimeoutError):
         return StorageError(
-            f"could not {what} {where}: the server did not answer", determinate=determinate
+            f"could not {what} {where}: the server did not respond", determinate=determinate
         )
     said = f" ({code})" if code else ""
     return StorageError(

@@ -1,19 +1,19 @@
 """Leased readers of a shard, and this process's registry of them.
 
-A lease costs no write of its own where this process is the only writer: the book is asked whenever
-a state is about to be written, and adds the leases of all open readers, renewed. Where another
-process may write to the same shards a lease is also written when its reader opens, and again every
-`RENEWALS`th of its time; its name then ends in ``@`` and the process's own, so that readers of two
-processes never share one.
+If this process is the only writer, a lease costs no write of its own: whenever a state is about to
+be written, the book adds the renewed leases of all open readers. If other processes may write to
+the same shards, a lease is also written when its reader opens, and `RENEWALS` times per lease
+duration. Its name then ends in ``@`` and the process's name, so that readers of two processes never
+share a lease.
 
-*Expiry of other processes' leases* uses no wall clock: a renewed lease differs, and one that stays
-the same for all of its time, on our own monotonic clock and from our first sight of it, belongs to
-a dead process. So a fresh process waits a whole lease for dead ones, and all processes need the
-same `reader_lease_ms`. A successor drops the leases of the service that it fenced at once. An
-`exclusive` process drops at once leases of earlier exclusive ones; leases with an ``@`` are of
-guests, and are kept as long as they are renewed.
+*Expiry of other processes' leases* uses no wall clock. A renewed lease differs from before; one
+that stays the same for its whole duration, measured on our own monotonic clock since we first saw
+it, belongs to a dead process. So a new process waits a whole lease duration for dead ones, and all
+processes need the same `reader_lease_ms`. A successor drops the leases of the service that it
+fenced at once. An `exclusive` process drops at once the leases of earlier exclusive processes.
+Leases of guests, whose names contain an ``@``, are preserved as long as they are renewed.
 
-Blobs in use by readers of this process are counted by key; they are never deleted, whatever the
+Blobs in use by readers of this process are counted by key. They are never deleted, whatever the
 state says.
 """
 
@@ -43,7 +43,7 @@ log = logging.getLogger("penstock.persist")
 
 _NEVER: Final = -1
 RENEWALS: Final = 4
-"""Renewals within the time of a lease, by a process that only reads."""
+"""Number of renewals per lease duration, by a process that only reads."""
 
 
 class LeaseBook:
@@ -59,8 +59,8 @@ class LeaseBook:
         dead: str = "",
         guest: bool = False,
     ) -> None:
-        """Take the process's name; `dead`: a fenced process ("" if none); `guest`: see
-        `split_leases.py`."""
+        """Make a book. `dead` is the name of a fenced process ("" if none); for `guest`, see
+        `guest_leases.py`."""
         self._clock = clock
         self._dead_suffix = f"@{dead}" if dead else "\0"
         self._lease_ms = lease_ms
@@ -68,16 +68,18 @@ class LeaseBook:
         self._suffix = "" if exclusive else f"@{process}"
         self._exclusive = exclusive
         self._others: dict[ShardId, dict[str, tuple[ReaderLease, float]]] = {}
-        """Leases of other processes, and the monotonic time since which each is unchanged."""
+        """Leases of other processes, and the monotonic time since which each has not changed."""
         self._renewed_ms: dict[ShardId, float] = {}
-        """Monotonic time of the last write of our readers' leases."""
+        """Monotonic time when our readers' leases were last written, by shard."""
         self._readers: dict[ShardId, dict[str, LeasedReader]] = {}
+        """Open readers, by shard and lease name."""
         self._gone: dict[ShardId, set[str]] = {}
-        """Closed readers whose leases may still stand in the state."""
+        """Closed readers whose leases may still be in the state, by shard."""
         self._used: Counter[str] = Counter()
+        """Number of users of each blob."""
 
     def add(self, reader: LeasedReader) -> str:
-        """Register a reader; return the name of its lease, unique among open readers."""
+        """Register a reader. Return the name of its lease, which is unique among open readers."""
         readers = self._readers.setdefault(reader.shard, {})
         first = f"{PREFIX}{reader.reader_id}" if self._guest else reader.reader_id
         name, number = f"{first}{self._suffix}", 1
@@ -89,7 +91,7 @@ class LeaseBook:
         return name
 
     def remove(self, reader: LeasedReader) -> None:
-        """Unregister a reader; its lease is dropped with the next write of the shard."""
+        """Unregister a reader. Its lease is dropped with the next write of the shard."""
         readers = self._readers.get(reader.shard, {})
         if readers.pop(reader.lease_id, None) is None:
             return
@@ -103,16 +105,17 @@ class LeaseBook:
             await reader.close()
 
     def forget(self, shard: ShardId) -> None:
-        """Forget a dropped shard: its readers keep their parts, no lease remains to be dropped."""
+        """Forget a dropped shard. Its readers keep their parts, and there is no lease left to
+        drop."""
         self._gone.pop(shard, None)
         self._others.pop(shard, None)
         self._renewed_ms.pop(shard, None)
 
     def without_hold(self, state: ShardState) -> frozenset[str]:
-        """Return the leases of the state that pin no blob: those of our readers (`used` counts
-        their blobs), and of earlier exclusive owners."""
-        # An expired lease pins its blobs until a write has dropped it: it may have been renewed
-        # since it was seen.
+        """Return the leases in the state that pin no blobs: those of our readers, whose blobs are
+        counted by `used`, and those of earlier exclusive owners."""
+        # An expired lease pins its blobs until a write has dropped it, because it may have been
+        # renewed since it was read.
         own = self.own(state.id)
         return frozenset(
             name for name in state.leases if name in own or (self._exclusive and "@" not in name)
@@ -135,18 +138,18 @@ class LeaseBook:
         return {key for key in keys if key in self._used}
 
     def take(self, keys: Iterable[str]) -> None:
-        """Count one more user of each blob."""
+        """Add a user of each blob."""
         self._used.update(keys)
 
     def give_back(self, keys: Iterable[str]) -> None:
-        """Count one user less of each blob."""
+        """Remove a user of each blob."""
         for key in keys:
             self._used[key] -= 1
             if self._used[key] <= 0:
                 del self._used[key]
 
     def renew(self, state: ShardState) -> ShardState:
-        """Return the state with renewed leases, without those of closed readers and dead
+        """Return the state with our leases renewed, and without those of closed readers and dead
         processes."""
         now = self._clock.now_ms()
         self._see(state)
@@ -159,11 +162,11 @@ class LeaseBook:
         if self._guest:
             return renewed_by_guest(state, own, self._gone.get(state.id, ()), now)
         gone = self._dead(state) | self._gone.get(state.id, set())
-        # Expiry by wall clock is off: `_dead` has found the expired leases.
+        # No expiry by wall clock: `_dead` has found the expired leases.
         return renewed(state, own, gone, _NEVER)
 
     def _see(self, state: ShardState) -> None:
-        """Record since when the leases of other processes are unchanged."""
+        """Record since when the leases of other processes have not changed."""
         if not state.leases:
             self._others.pop(state.id, None)
             return
@@ -195,7 +198,7 @@ class LeaseBook:
         )
 
     def written(self, state: ShardState) -> None:
-        """Record that the state, with our leases and without dropped ones, is durable."""
+        """Note that the state is durable, with our leases and without dropped ones."""
         waiting = self._gone.get(state.id)
         if waiting is not None:
             waiting.intersection_update(state.leases)
@@ -211,7 +214,7 @@ class LeaseBook:
             self._renewed_ms.pop(state.id, None)
 
     def reread(self, state: ShardState) -> None:
-        """Mark readers as lost whose durable lease another process has dropped."""
+        """Mark readers as lost if another process has dropped their durable leases."""
         self._see(state)
         for name, reader in self._readers.get(state.id, {}).items():
             if reader.registered and not reader.lost and name not in state.leases:
@@ -220,10 +223,10 @@ class LeaseBook:
 
     def due(self, state: ShardState) -> bool:
         """Return whether the leases need a write of their own."""
-        # A dead process's lease would pin the since of an idle shard for ever.
+        # A dead process's lease would pin the since of an idle shard forever.
         if self._dead(state):
             return True
-        # No other process could drop the leases of an exclusive one.
+        # No other process can drop the leases of an exclusive one.
         if self._exclusive:
             return False
         if self._gone.get(state.id):
@@ -235,8 +238,8 @@ class LeaseBook:
 
 
 class LeasedReader:
-    """Reads one shard under a lease: the since stays at or below the reader's, and no part that it
-    was given is deleted before `release` or `close`."""
+    """Reads one shard under a lease: the since stays at or below the reader's, and no part that the
+    reader received is deleted before `release` or `close`."""
 
     def __init__(
         self,
@@ -250,15 +253,17 @@ class LeasedReader:
         self.shard = shard
         self.reader_id = reader_id
         self.since = since
+        """Earliest time that it still needs; only advances."""
         self.lost = False
+        """True once another process has dropped its lease."""
         self.registered = False
         """True once its lease was durable."""
         self._wait_upper = wait_upper
         self._book = book
         self._observe = observe
         self._keys: dict[str, int] = {}
-        """Parts that it was given and has not released, and the seqno of the first state that named
-        them."""
+        """Parts that it received and has not released, each with the seqno of the first state that
+        named it."""
         self._closed = False
         self.lease_id = book.add(self)
 
@@ -269,12 +274,12 @@ class LeasedReader:
     async def snapshot(
         self, as_of: Time, wanted: PartFilter | None = None
     ) -> tuple[tuple[BatchPart, ...], Frontier]:
-        """Return parts that together hold the contents at `as_of`, once that is sealed, and the
-        upper of the last batch among them.
+        """Wait until `as_of` is sealed. Return parts that together contain the contents at that
+        time, and the upper of the last batch among them.
 
-        They may hold later times: keep rows with time <= as_of. `wanted`: parts that surely hold no
-        such row are left out; the others may hold any row. Raises `ReadBelowSince`, `LeaseLost`,
-        `UnknownObject`, `ResourceClosed`, `StorageError`.
+        The parts may contain later times: keep rows with time <= as_of. With `wanted`, parts that
+        certainly contain no wanted row are left out; the others may contain any rows. Raises
+        `ReadBelowSince`, `LeaseLost`, `UnknownObject`, `ResourceClosed` and `StorageError`.
         """
         state, upper = await self._seen(as_of, as_of)
         batches = [batch for batch in state.batches if batch.lower <= as_of]
@@ -283,16 +288,16 @@ class LeasedReader:
         parts = [part for batch in batches for part in batch.parts if part.time_min <= as_of]
         if wanted is not None:
             parts = [part for part in parts if wanted.verdict(part) is PartVerdict.KEEP]
-        # In the same loop turn as the look at the state: nothing can retire and delete a part
-        # between.
+        # In the same turn of the event loop in which the state was read, so nothing can retire and
+        # delete a part in between.
         self._take(state, parts)
         return tuple(parts), upper
 
     async def next(self, frontier: Frontier) -> tuple[tuple[ShardBatch, ...], Frontier]:
         """Return the batches from `frontier` on, once there are any, and the new upper.
 
-        A batch may repeat earlier times: keep rows with time >= frontier; parts with only earlier
-        times are left out. Raises as `snapshot` does.
+        A batch may repeat earlier times: keep rows with time >= frontier. Parts with only earlier
+        times are left out. Raises the same errors as `snapshot`.
         """
         state, upper = await self._seen(frontier, frontier)
         batches = []
@@ -304,24 +309,23 @@ class LeasedReader:
         return tuple(batches), upper
 
     async def _seen(self, beyond: Frontier, time: Time) -> tuple[ShardState, Frontier]:
-        """Wait until the upper is beyond a frontier; return the state, with no suspension after it
+        """Wait until the upper is beyond a frontier. Return the state, without an await after it
         was read."""
         while True:
             self.check()
             state, upper = await self._observe(self.shard)
             self.check()
-            # Checked in every round: while it waits another process may let the since pass.
+            # Checked in every round, because another process may let the since pass while this one
+            # waits.
             if time < state.since:
-                raise ReadBelowSince(
-                    f"shard {self.shard}: {time} lies below its since {state.since}"
-                )
+                raise ReadBelowSince(f"shard {self.shard}: {time} is below its since {state.since}")
             if upper > beyond:
                 return state, upper
             await self._wait_upper(self.shard, beyond, self.check)
 
     def check(self) -> None:
-        """Raise `ResourceClosed`, or `LeaseLost` when another process dropped its lease: its parts
-        may be deleted, its since may be passed."""
+        """Raise `ResourceClosed`, or `LeaseLost` if another process dropped its lease; then its
+        parts may be deleted, and the since may have passed it."""
         if self._closed:
             raise ResourceClosed(f"reader {self.reader_id} of shard {self.shard} is closed")
         if self.lost:
@@ -330,13 +334,13 @@ class LeasedReader:
     def lease_lost(self) -> LeaseLost:
         """Return the error for a lost lease."""
         return LeaseLost(
-            f"the lease of reader {self.reader_id} on shard {self.shard} expired; open the"
-            " reader again, and renew leases more often than they run out",
+            f"the lease of reader {self.reader_id} on shard {self.shard} expired; open the reader "
+            "again, and renew leases more often than they expire",
             determinate=True,
         )
 
     def holds(self, key: str) -> bool:
-        """Return whether the reader was given a part and has not released it."""
+        """Return whether the reader received a part and has not released it."""
         return key in self._keys
 
     def _take(self, state: ShardState, parts: Iterable[BatchPart]) -> None:
@@ -345,18 +349,18 @@ class LeasedReader:
         self._book.take(keys)
 
     def release(self, keys: Iterable[str]) -> None:
-        """Release parts. Unknown keys, and those of inline parts, are ignored."""
+        """Release parts. Unknown keys, and the keys of inline parts, are ignored."""
         free = self._keys.keys() & set(keys)
         for key in free:
             del self._keys[key]
         self._book.give_back(free)
 
     async def downgrade(self, since: Time) -> None:
-        """Advance the reader's since; durable with the shard's next write."""
+        """Advance the reader's since. Durable with the shard's next write."""
         self.since = max(self.since, since)
 
     async def close(self) -> None:
-        """Release all parts and the lease; idempotent."""
+        """Release all parts and the lease. May be called twice."""
         self.give_up()
 
     def give_up(self) -> None:
@@ -370,16 +374,16 @@ class LeasedReader:
 def why_missing(
     shard: ShardId, key: str, state: ShardState | None, holding: Iterable[LeasedReader]
 ) -> StorageError:
-    """Return the error for a missing blob: `CorruptData` if the store lost it, `LeaseLost` if it
+    """Return the error for a missing blob: `CorruptData` if the store lost it, or `LeaseLost` if it
     was deleted and no lease covered it.
 
-    `state`: read just now; None if the shard does not exist. `holding`: open readers of this
-    process that hold the part.
+    `state` must just have been read; None if the shard does not exist. `holding` are the open
+    readers of this process that hold the part.
     """
     readers = list(holding)
     leased = [reader.reader_id for reader in readers if not reader.lost]
     if state is None:
-        return LeaseLost(f"part {key} is gone: shard {shard} was dropped", determinate=True)
+        return LeaseLost(f"part {key} was deleted: shard {shard} was dropped", determinate=True)
     if key in state.live_keys():  # a retired blob may have been deleted
         names = f"shard {shard} names it"
     elif leased:
@@ -392,5 +396,5 @@ def why_missing(
             determinate=True,
         )
     return CorruptData(
-        f"blob {key} is gone although {names}; restore the file from a copy", determinate=True
+        f"blob {key} is missing although {names}; restore it from a backup", determinate=True
     )

@@ -1,12 +1,13 @@
-"""Registrations of replicas in other processes: where a controller finds them.
+"""Registrations of replicas in other processes, where a controller finds them.
 
-A replica writes one document, `replica/NAME`, when it listens, and removes it when it stops in
-order; NAME is the address of its compute half. That of a killed replica stays, and its controller
-goes on trying the address, until the replica is back or its registration is removed
-(`remove_registrations`). No clock and no heartbeat decides that a replica is gone: one that cannot
-be reached costs a retry, and one that is forgotten by mistake would cost its indexes.
+A replica writes one document, `replica/NAME`, when it starts listening, and removes it when it
+stops in an orderly way. NAME is the address of its compute half. The document of a crashed replica
+stays, and the controller keeps trying its address until the replica is back or its registration is
+removed (`remove_registrations`). Clocks and heartbeats never decide that a replica is gone: an
+unreachable replica only costs retries, but forgetting one by mistake would cost its indexes.
 
-These documents are not fenced: each is written by its own replica alone, and removed by any owner.
+These documents are not fenced. Each is written only by its own replica, and any owner may remove
+it.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ from actors.runtime.settings import Settings
 REGISTRATION_PREFIX: Final = "replica/"
 VERSION: Final = 1
 REGISTRATIONS_MAX: Final = 32
-"""Replicas of one pair of stores."""
+"""Maximum number of replicas on one pair of stores."""
 _ATTEMPTS_MAX: Final = 5
 
 log = logging.getLogger("penstock.persist")
 
 
 class ReplicaRegistration(msgspec.Struct, frozen=True):
-    """The document of one replica."""
+    """The registration document of one replica."""
 
     version: int
     address: str
     storage_address: str
-    """Addresses of both halves, as a controller dials them."""
+    """Addresses of both halves, for a controller to connect to."""
     process: str
-    """Unique name of its process: another one is another life of the replica."""
+    """Unique name of its process. Another name means that the replica was restarted."""
     host: str
     pid: int
     started_ms: int
-    """Wall clock; for display only."""
+    """Wall clock at its start; for display only."""
 
 
 def describe_replica(
     address: str, storage_address: str, process: str, clock: ActorClock
 ) -> ReplicaRegistration:
-    """Return the document of a replica of this process."""
+    """Return the registration of a replica in this process."""
     return ReplicaRegistration(
         VERSION,
         address,
@@ -67,14 +68,14 @@ def describe_replica(
 async def register_replica(
     store: ConsensusStore, own: ReplicaRegistration, settings: Settings
 ) -> None:
-    """Write the document, in place of one of an earlier life. Raises `InvalidUsage` when there are
-    too many replicas, `StorageError`."""
+    """Write the registration, replacing one of an earlier run. Raises `InvalidUsage` if there are
+    too many replicas, and `StorageError`."""
     key, retry = REGISTRATION_PREFIX + own.address, RetryLoop(settings, failures_max=_ATTEMPTS_MAX)
     others = [each for each in await store.list_keys(REGISTRATION_PREFIX) if each != key]
     if len(others) >= REGISTRATIONS_MAX:
         raise InvalidUsage(
-            f"{len(others)} replicas are registered in these stores, and at most"
-            f" {REGISTRATIONS_MAX} may be: penstock replicas --drop NAME forgets one that is gone"
+            f"too many replicas in these stores: {len(others)} are registered (limit "
+            f"{REGISTRATIONS_MAX}); remove a dead one with penstock replicas --drop NAME"
         )
     data = msgspec.msgpack.encode(own)
     while True:
@@ -86,7 +87,9 @@ async def register_replica(
             cas = CompareAndSet(key, None if head is None else head.seqno, data)
             if await store.compare_and_set([cas]):
                 return
-            error = StorageError(f"another replica registers as {own.address}", determinate=True)
+            error = StorageError(
+                f"another replica is registering as {own.address}", determinate=True
+            )
         except StorageError as failure:
             error = failure
         if not await retry.pause():
@@ -94,7 +97,7 @@ async def register_replica(
 
 
 async def is_registered(store: ConsensusStore, own: ReplicaRegistration) -> bool:
-    """Return whether the document is still this one. Raises `StorageError`."""
+    """Return whether the stored document is still this one. Raises `StorageError`."""
     head = await store.head(REGISTRATION_PREFIX + own.address)
     return head is not None and head.data == msgspec.msgpack.encode(own)
 
@@ -102,27 +105,29 @@ async def is_registered(store: ConsensusStore, own: ReplicaRegistration) -> bool
 async def watch_registration(
     store: ConsensusStore, own: ReplicaRegistration, settings: Settings
 ) -> None:
-    """Return never. Raises `ResourceClosed` when the document is gone or another's."""
+    """Never return. Raises `ResourceClosed` when the document is removed or belongs to another
+    process."""
     while True:
         await anyio.sleep(settings.heartbeat_ms / 1000)
         try:
             if await is_registered(store, own):
                 continue
         except StorageError as error:
-            log.warning("whether %s is still registered is not known: %s", own.address, error)
+            log.warning("cannot determine whether %s is still registered: %s", own.address, error)
             continue
         raise ResourceClosed(
-            f"the registration of replica {own.address} was removed (penstock replicas --drop), or"
-            " another process has registered under that address: start it again if it shall serve"
+            f"the registration of replica {own.address} was removed (penstock replicas --drop), or "
+            "another process registered under this address: restart the replica if it should keep "
+            "serving"
         )
 
 
 async def list_registrations(store: ConsensusStore) -> dict[str, ReplicaRegistration]:
-    """Return all replicas, by name. Raises `StorageError`, `CorruptData`."""
+    """Return all registered replicas by name. Raises `StorageError` and `CorruptData`."""
     found: dict[str, ReplicaRegistration] = {}
     for key in await store.list_keys(REGISTRATION_PREFIX):
         head = await store.head(key)
-        # Removed between the listing and the read.
+        # It may be removed between the listing and the read.
         if head is not None:
             found[key.removeprefix(REGISTRATION_PREFIX)] = _decoded(key, head.data)
     return found
@@ -131,13 +136,13 @@ async def list_registrations(store: ConsensusStore) -> dict[str, ReplicaRegistra
 async def remove_registrations(
     store: ConsensusStore, names: Collection[str], process: str | None = None
 ) -> None:
-    """Remove documents; with `process` only those of that one. Raises `StorageError`."""
+    """Remove registrations; with `process`, only those of that process. Raises `StorageError`."""
     for name in names:
         key = REGISTRATION_PREFIX + name
         head = await store.head(key)
         if head is None or (process is not None and _decoded(key, head.data).process != process):
             continue
-        # A mismatch: the replica has registered anew meanwhile, and is another life.
+        # On a mismatch, the replica has registered again, as a new run.
         await store.compare_and_set([CompareAndSet(key, head.seqno, None)])
 
 
@@ -145,11 +150,11 @@ def _decoded(key: str, data: bytes) -> ReplicaRegistration:
     try:
         found = msgspec.msgpack.decode(data, type=ReplicaRegistration)
     except msgspec.DecodeError as error:
-        raise CorruptData(f"document {key} cannot be decoded: {error}", determinate=True) from None
+        raise CorruptData(f"cannot decode document {key}: {error}", determinate=True) from None
     if found.version > VERSION:
         raise StorageError(
-            f"document {key} is of version {found.version}, this release knows {VERSION}: use the"
-            " newer release in all processes",
+            f"document {key} has version {found.version}, this release supports up to {VERSION}: "
+            "use the newer release in all processes",
             determinate=True,
         )
     return found

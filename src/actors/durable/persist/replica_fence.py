@@ -1,19 +1,19 @@
-"""Fencing of a replica in a process of its own: its sets count for the owner that commands it.
+"""Fencing of a replica in a process of its own: its sets are made on behalf of its current owner.
 
-A replica never takes the stores over. It takes the fencing token of the service that owns them when
-that connects to it (`follow_owner`): the seqno of the epoch's document, which each of its sets then
-compares in the same set, as the owner's own do. So
+A replica never takes over the stores. When the service that owns them connects (`follow_owner`),
+the replica adopts that service's fencing token: the seqno of the epoch document. Each of its sets
+then compares the token in the same set, as the owner's own sets do. So
 
-- no set of a replica happens between a takeover and the successor's connection to that replica:
-  what the successor reads when it starts stands still;
-- a former owner commands no replica: who is not named in the epoch's document is refused, and an
-  owner is named by the random name of its process, which no copy of the stores has twice;
-- a set that was decided under a former owner may be made under the next one. It is what the set of
-  a replica is that a connection was lost to and regained: documents are compared by their own
-  seqnos, and what the former owner's plan may not do any more the shards refuse (`ownership`).
+- No set of a replica happens between a takeover and the successor's connection to that replica.
+  What the successor reads when it starts does not change.
+- A former owner cannot command a replica: whoever is not named in the epoch document is refused. An
+  owner is named by the random name of its process, which is unique among all copies of the stores.
+- A set that was decided under a former owner may be made under the next one. It is no different
+  from a set after a connection was lost and restored: documents are compared by their own seqnos,
+  and shards refuse what only the former owner's plan allowed (`ownership`).
 
-While no owner commands the replica its sets wait, for `store_request_timeout_ms` each, and then
-fail as those of a store that is away: their callers try again. So running dataflows outlive an
+While no owner commands the replica, its sets wait, each for up to `store_request_timeout_ms`, and
+then fail as if the store were unavailable, so their callers retry. So running dataflows outlive an
 owner.
 """
 
@@ -32,43 +32,50 @@ log = logging.getLogger("penstock.persist")
 
 
 class ReplicaFence:
-    """A `ConsensusStore` whose sets succeed only under the owner that was followed last."""
+    """A `ConsensusStore` whose sets succeed only under the owner that was last followed."""
 
     def __init__(self, inner: ConsensusStore, wait_ms: int) -> None:
-        """Take the store, and how long a set waits for an owner."""
+        """Make a fenced store. A set waits up to `wait_ms` for an owner."""
         self.inner = inner
         self._wait_ms = wait_ms
         self._owner: FenceEpoch | None = None
+        """The owner followed last; None before the first."""
         self._seqno: int | None = None
-        """Fencing token; None before the first owner."""
+        """Fencing token of that owner; None before the first."""
         self._current = False
-        """False once the token is known to be of a former owner."""
+        """False once the token is known to belong to a former owner."""
         self._closed = False
+        """True once the process is ending, so that no set waits any more."""
         self._changed = anyio.Event()
+        """Set, and replaced, when one of the fields above changes."""
         self._turns = anyio.Lock()
+        """Serializes `follow_owner`."""
 
     @property
     def owner(self) -> FenceEpoch | None:
-        """Return the owner that commands this replica; None while there is none, as far as is
+        """Return the owner that commands this replica; None if there is none, as far as is
         known."""
         return self._owner if self._current else None
 
     async def follow_owner(self, process: str) -> None:
-        """Take the token of an owner, by the name of its process. Raises `WriterFenced` when it
-        does not own the stores, `InvalidUsage` for no name, `StorageError`, `CorruptData`."""
+        """Adopt the token of the owner whose process has this name.
+
+        Raises `WriterFenced` if it does not own the stores, `InvalidUsage` for an empty name,
+        `StorageError` and `CorruptData`.
+        """
         if not process:
             raise InvalidUsage(
-                "this replica serves the controller that owns its stores alone, and Hello names "
-                "no owner: connect from penstock serve --role controller"
+                "this replica only serves the controller that owns its stores, but Hello names no "
+                "owner: connect from penstock serve --role controller"
             )
-        # In turns: of two owners the later one is read later, so the token never goes back.
+        # One at a time: the later of two owners is read later, so the token never goes back.
         async with self._turns:
             found = await read_epoch(self.inner)
             if found is None or found[0].process != process:
                 raise WriterFenced(
-                    f"process {process} does not own the stores of this replica"
-                    f" ({found[0] if found else 'nobody does'}): it was taken over, or has other"
-                    " stores (blob_url, consensus_url)",
+                    f"process {process} does not own the stores of this replica "
+                    f"({found[0] if found else 'nobody does'}): another service took over, or it "
+                    "uses other stores (blob_url, consensus_url)",
                     determinate=True,
                 )
             if self._seqno != found[1]:
@@ -82,22 +89,22 @@ class ReplicaFence:
         changed.set()
 
     async def head(self, key: str) -> VersionedData | None:
-        """Return the document, or None. Raises `StorageError`."""
+        """Return the document; None if it does not exist. Raises `StorageError`."""
         return await self.inner.head(key)
 
     async def list_keys(self, prefix: str = "") -> list[str]:
-        """Return keys that start with `prefix`. Raises `StorageError`."""
+        """Return the keys that start with `prefix`. Raises `StorageError`."""
         return await self.inner.list_keys(prefix)
 
     async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
-        """Change all keys or none, under the present owner. Raises `StorageError` when there was
-        none in time, and as the store does."""
+        """Change all keys or none, under the current owner. Raises `StorageError` if there is no
+        owner in time, and what the store raises."""
         while True:
             token = await self._token()
             fence = CompareAndSet(EPOCH_KEY, token, None, kept=True)
             if await self.inner.compare_and_set([*ops, fence]):
                 return True
-            # A mismatch may be of the epoch or of the caller's keys; nothing has happened, so the
+            # The mismatch may be of the epoch or of the caller's keys. Nothing has happened, so the
             # same set may be tried under the next owner.
             head = await self.inner.head(EPOCH_KEY)
             if head is not None and head.seqno == token:
@@ -106,7 +113,7 @@ class ReplicaFence:
                 self._current = False
 
     async def _token(self) -> int:
-        """Return the present owner's token; wait for one. Raises `StorageError`."""
+        """Return the current owner's token, waiting for an owner. Raises `StorageError`."""
         with anyio.move_on_after(self._wait_ms / 1000):
             while not self._current and not self._closed:
                 await self._changed.wait()
@@ -115,17 +122,17 @@ class ReplicaFence:
             return self._seqno
         former = "" if self._owner is None else f" since {self._owner} was taken over"
         raise StorageError(
-            f"nothing was written: no controller commands this replica{former}; it goes on when"
-            " one connects",
+            f"nothing was written: no controller commands this replica{former}; it continues when "
+            "one connects",
             determinate=True,
         )
 
     def leave(self) -> None:
-        """Let no set wait for an owner any more: the process ends."""
+        """Stop waiting for an owner, because the process is ending."""
         self._closed = True
         self._wake()
 
     async def close(self) -> None:
-        """Release the store."""
+        """Close the store."""
         self.leave()
         await self.inner.close()

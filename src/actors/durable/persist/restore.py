@@ -1,10 +1,10 @@
 """Restores a backup into empty stores.
 
-First all blobs, each compared with its size and checksum, then all documents, by one
-compare-and-set that expects none of them: so what is cut off leaves no document at all, and the
-next run goes on with the blobs that are still missing. Stores that hold anything else are refused.
-A state directory says in a file of its own that a restore has not ended, so that no service starts
-on half of one.
+First all blobs are copied, each checked against its size and checksum. Then all documents are
+written by one compare-and-set that expects none of them to exist. So an interrupted restore leaves
+no documents, and the next run continues with the missing blobs. Stores that contain anything else
+are refused. A file in the state directory marks an unfinished restore, so that no service starts on
+it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings
 
 _SHOWN_MAX: Final = 3
-"""Names in a message."""
+"""Maximum number of names in a message."""
 
 
 class RestoreReport(msgspec.Struct, frozen=True):
@@ -60,15 +60,15 @@ class RestoreStores(msgspec.Struct, frozen=True):
     consensus: SnapshotConsensus
     shown: str
     finish: Callable[[], None]
-    """Makes them usable for services; blocking."""
+    """Makes the stores usable for services. Blocking."""
 
 
 @asynccontextmanager
 async def open_empty(
     place: StoreLocation, settings: Settings, clock: ActorClock
 ) -> AsyncIterator[RestoreStores]:
-    """Open the stores of a place, and make them where there are none. Raises `StateDirectoryError`,
-    `InvalidUsage`, `StorageError`."""
+    """Open the stores at a location, and create them if they do not exist. Raises
+    `StateDirectoryError`, `InvalidUsage` and `StorageError`."""
     async with AsyncExitStack() as stack:
         directory: StateDirectory | None = None
         if (folder := place.state_dir) is not None:
@@ -105,8 +105,11 @@ async def restore_backup(
     clock: ActorClock,
     progress: Progress,
 ) -> RestoreReport:
-    """Restore a backup, None: the latest one. Raises `InvalidUsage` (there is no such backup, or
-    the stores hold something else), `CorruptData`, `StorageError`."""
+    """Restore a backup; `name` None stands for the latest.
+
+    Raises `InvalidUsage` (the backup does not exist, or the stores contain something else),
+    `CorruptData` and `StorageError`.
+    """
     manifest = await target.find(name)
     documents = await target.read_documents(manifest)
     blobs = await target.read_blobs(manifest)
@@ -128,36 +131,35 @@ async def restore_backup(
     await copier.copy(missing, note)
     made = [CompareAndSet(each.key, None, each.data, first=each.seqno) for each in documents]
     if made and not await stores.consensus.compare_and_set(made):
-        raise InvalidUsage(f"{stores.shown}: another process has written there meanwhile")
+        raise InvalidUsage(f"another process has written to {stores.shown} meanwhile")
     await clock.run_blocking(stores.finish)
     return RestoreReport(manifest, len(missing), total)
 
 
 async def _is_complete(stores: RestoreStores, documents: list[SavedDocument]) -> bool:
-    """Return whether a run before has written the documents, which come last. Raises `InvalidUsage`
-    for any other documents."""
+    """Return whether an earlier run has written the documents, which come last. Raises
+    `InvalidUsage` if there are any other documents."""
     keys = await stores.consensus.list_keys()
     if not keys:
         return False
     if sorted_documents(await stores.consensus.snapshot()) == documents:
         return True
     raise InvalidUsage(
-        f"{stores.shown} is not empty, it holds {len(keys)} documents: restore into stores that"
-        " hold nothing"
+        f"{stores.shown} is not empty, it contains {len(keys)} documents: restore into empty stores"
     )
 
 
 async def _missing(
     stores: RestoreStores, blobs: list[SavedBlob], clock: ActorClock
 ) -> list[SavedBlob]:
-    """Return the blobs that are not there yet; those of a run before are read and compared. Raises
-    `InvalidUsage` for blobs of no such run, `CorruptData`."""
+    """Return the blobs that are still missing. Those of an earlier run are read and checked. Raises
+    `InvalidUsage` for blobs that are not in the backup, and `CorruptData`."""
     there = {info.key for info in await stores.blob.list_keys()}
     strange = sorted(there - {blob.key for blob in blobs})
     if strange:
         raise InvalidUsage(
-            f"{stores.shown} is not empty, it holds {', '.join(strange[:_SHOWN_MAX])}, which the"
-            " backup does not: restore into stores that hold nothing"
+            f"{stores.shown} is not empty, it contains {', '.join(strange[:_SHOWN_MAX])}, which "
+            "the backup does not: restore into empty stores"
         )
     for blob in blobs:
         if blob.key in there:

@@ -1,4 +1,4 @@
-"""The invariants of a shard's state, as inequalities. Pure.
+"""Checks the invariants of a shard's state. Pure.
 
 They are checked before a state is written, and whenever one is read.
 """
@@ -13,21 +13,22 @@ from actors.runtime.progress import EMPTY, TIME_MIN, Frontier, format_frontier
 
 
 def validate(state: ShardState, before: ShardState | None = None) -> None:
-    """Check the invariants. Raises `CorruptData` naming the one that is broken.
+    """Raise `CorruptData`, naming the broken invariant, if the state violates one.
 
-    Parts of batches that `before` has, too (identical, or with the same list), are skipped.
+    Parts of batches that are also in `before` (identical, or with the same list) are not checked
+    again.
     """
     end: Frontier | None = None
-    # Only new batches are checked: a change costs what it changes, not what the shard holds.
+    # Only new batches are checked, so the cost is proportional to the change, not to the shard.
     known: set[object] = set()
     batches = state.batches
     live = [batch.listed.key for batch in batches if batch.listed is not None]
     if before is not None and before.batches:
         whole = len(before.batches)
-        if batches[:whole] == before.batches:  # an append: as a rule the very same
+        if batches[:whole] == before.batches:  # an append; usually the same objects
             end, batches = before.upper, batches[whole:]
         else:
-            # By identity or list: comparing parts by value costs as much as checking them.
+            # By identity or list, because comparing parts by value costs as much as checking them.
             known = {id(b) if b.listed is None else b.listed for b in before.batches}
     for batch in batches:
         if not batch.lower < batch.upper:

@@ -1,13 +1,13 @@
-"""Leases that outlive their process: taken by the planner of a read, used by its tasks.
+"""Leases that are shared by several processes: taken by the planner of a read, used by its tasks.
 
-Spark plans a read in one process and runs its tasks in others, again after a failure, or never; no
-process lives from the first to the last. So the lease exists in the shard's document alone, under a
-name that all of them know, as a guest's, and the name encodes which tasks are done.
-The last task drops it. A lease of tasks that never run expires; a task that finds none takes it
-anew, if every blob that it needs is still named; else the read fails (`LeaseLost`), and never looks
-like one without rows.
+Spark plans a read in one process and runs its tasks in others, which may run again after a failure,
+or never; no process lives throughout. So the lease exists only in the shard's document, as a
+guest's lease, under a name that all processes know. The name encodes which tasks are done. The last
+task drops the lease. If tasks never run, it expires. A task that finds the lease expired takes it
+again if every blob that it needs is still named; otherwise the read fails (`LeaseLost`), and never
+appears to have no rows.
 
-A *consumer* reads changes over days, with a durable hold of its own name.
+A *consumer* reads changes over days, using a durable hold of its own name.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from actors.runtime.settings import Settings
 
 R = TypeVar("R")
 CONSUMER: Final = "consumer/"
-"""Prefix of consumers' holds."""
+"""Prefix of the names of consumers' holds."""
 LOADS_MAX: Final = 64
-"""Bound for one shard: a client that loads every second must not fill its document."""
+"""Maximum number per shard, so that a client that loads every second does not fill the document."""
 _LOAD: Final = guest_leases.guest_lease("", "load")
 _STREAM: Final = guest_leases.guest_lease("", "stream")
-"""Prefixes of such leases; their own name follows."""
+"""Prefixes of such leases' names; their own names follow."""
 _ATTEMPTS_MAX: Final = 64
 
 
@@ -67,7 +67,7 @@ def consumer_hold(consumer: str) -> str:
 
 
 class SplitLease(msgspec.Struct, frozen=True):
-    """A lease for `tasks` tasks; `name` is unique."""
+    """A lease for `tasks` tasks. Its `name` is unique."""
 
     shard: ShardId
     name: str
@@ -77,7 +77,8 @@ class SplitLease(msgspec.Struct, frozen=True):
 
 
 class SplitLeases:
-    """The leases in the documents of one store. Most changes of leases read no lists of parts."""
+    """The split leases in the documents of one store. Most changes of leases need not read part
+    lists."""
 
     def __init__(
         self, consensus: ConsensusStore, blob: BlobStore, settings: Settings, clock: ActorClock
@@ -88,11 +89,11 @@ class SplitLeases:
         self._clock = clock
 
     async def look(self, shard: ShardId, beyond: Frontier = EMPTY) -> tuple[ShardState, Frontier]:
-        """Read the state now, with the parts of batches beyond a frontier, and the sealed upper.
-        Raises `UnknownObject`, `StorageError`."""
+        """Read a shard's current state, with the parts of batches beyond a frontier, and the sealed
+        upper. Raises `UnknownObject` and `StorageError`."""
         head = await self._consensus.head(TABLES_UPPER)
         tables = TIME_MIN if head is None else decode_tables(head.data).upper
-        # Read after the tables' upper: what that seals is in this state.
+        # Read after the tables' upper: whatever that seals is in this state.
         state = await self._state(shard, beyond)
         return state, sealed(state, tables)
 
@@ -108,13 +109,15 @@ class SplitLeases:
             missed = await self._lists.read_all(state, known, beyond)
             if missed is None:
                 return with_parts(state, known)
-            # A missing list usually means that the document has moved on. The same document twice:
-            # lost.
+            # A missing list usually means that the document has changed. If the same document lacks
+            # it twice, it is lost.
             if gone == (missed, state.seqno):
                 raise list_lost_error(shard, missed)
             gone = missed, state.seqno
-        text = f"shard {shard} was not read: others changed it {LOOKS_MAX} times meanwhile"
-        raise StorageError(text, determinate=True)
+        raise StorageError(
+            f"could not read shard {shard}: other processes changed it {LOOKS_MAX} times meanwhile",
+            determinate=True,
+        )
 
     async def _change(
         self,
@@ -129,7 +132,8 @@ class SplitLeases:
             try:
                 state = await self._state(shard, beyond)
                 then, answer = change(state)
-                # No change, no write: the answer holds for the state that was just read.
+                # Without a change there is no write; the answer is based on the state that was just
+                # read.
                 if then is state:
                     return answer
                 then = replace(then, seqno=state.seqno + 1)
@@ -139,22 +143,22 @@ class SplitLeases:
                 ):
                     return answer
             except StorageError as error:
-                # A determinate failure says nothing of an earlier attempt with an open outcome.
+                # A determinate failure says nothing about an earlier attempt with unknown outcome.
                 if error.determinate and failure is not None:
                     raise type(error)(
-                        f"{error}; an earlier attempt may have gone through", determinate=False
+                        f"{error}; an earlier attempt may have succeeded", determinate=False
                     ) from error
                 if error.determinate:
                     raise
                 failure = error
         raise failure or StorageError(
-            f"gave up after {_ATTEMPTS_MAX} attempts to change the leases of shard {shard}: other"
-            " processes keep changing it",
+            f"gave up changing the leases of shard {shard} after {_ATTEMPTS_MAX} attempts: other "
+            "processes keep changing it",
             determinate=True,
         )
 
     def _with(self, state: ShardState, name: str, lease: ReaderLease) -> ShardState:
-        # Clocks of processes differ: long expired leases only.
+        # Only leases that expired long ago, because clocks of processes differ.
         old = self._clock.now_ms() - guest_leases.CLOCKS_APART_MS_MAX
         leases = {
             other: held
@@ -164,9 +168,8 @@ class SplitLeases:
         count = sum(map(guest_leases.is_guest, leases))
         if name not in leases and count >= guest_leases.GUEST_LEASES_MAX:
             raise ResourceBusy(
-                f"shard {state.id} has {count} leases of readers from outside, at most"
-                f" {guest_leases.GUEST_LEASES_MAX} may be: try again when they have ended or"
-                " expired"
+                f"too many external readers of shard {state.id}: {count} leases (limit "
+                f"{guest_leases.GUEST_LEASES_MAX}); try again when some have ended or expired"
             )
         return replace(state, leases={**leases, name: lease})
 
@@ -174,15 +177,17 @@ class SplitLeases:
         return self._clock.now_ms() + self._settings.reader_lease_ms
 
     async def hold_load(self, shard: ShardId, name: str, since: Time) -> None:
-        """Take a lease that pins a time, and no blob, for a read to come; it is never renewed.
+        """Take a lease that pins a time but no blobs, for a future read. It is never renewed.
 
-        The oldest beyond `LOADS_MAX` on a shard are dropped. Raises `ReadBelowSince`,
+        If a shard has more than `LOADS_MAX`, the oldest are dropped. Raises `ReadBelowSince` and
         `ResourceBusy`.
         """
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             _check_since(state, since)
-            loads = [held for held in state.leases if held.startswith(_LOAD)]  # in order of taking
+            loads = [
+                held for held in state.leases if held.startswith(_LOAD)
+            ]  # in the order in which they were taken
             old = set(loads[: max(0, len(loads) + 1 - LOADS_MAX)])
             leases = {other: held for other, held in state.leases.items() if other not in old}
             lease = ReaderLease(since, guest_leases.NO_BLOB, self._until())
@@ -191,8 +196,8 @@ class SplitLeases:
         await self._change(shard, change)
 
     async def hold_stream(self, shard: ShardId, name: str, since: Time) -> None:
-        """Take or renew such a lease for a running stream, which drops it. Raises as
-        `hold_load`."""
+        """Take or renew such a lease for a running stream, which drops it at its end. Raises the
+        same errors as `hold_load`."""
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             _check_since(state, since)
@@ -202,7 +207,7 @@ class SplitLeases:
         await self._change(shard, change)
 
     async def drop_stream(self, shard: ShardId, name: str) -> None:
-        """Drop a stream's lease; no error if there is none."""
+        """Drop a stream's lease. Does nothing if there is none."""
         gone = f"{_STREAM}{name}"
 
         def change(state: ShardState) -> tuple[ShardState, None]:
@@ -214,13 +219,13 @@ class SplitLeases:
         await self._change(shard, change)
 
     async def take(self, shard: ShardId, name: str, since: Time) -> tuple[ShardState, SplitLease]:
-        """Take a lease on all parts of the returned state, for one task at first. Raises
-        `ReadBelowSince`, `ResourceBusy`."""
+        """Take a lease on all parts of the returned state, at first for one task. Raises
+        `ReadBelowSince` and `ResourceBusy`."""
 
         def change(state: ShardState) -> tuple[ShardState, tuple[ShardState, SplitLease]]:
             _check_since(state, since)
-            # The seqno read, not the one to be written: the parts come from the state as it was
-            # read.
+            # The seqno that was read, not the one to be written, because the parts come from the
+            # state as read.
             handed = SplitLease(shard, name, since, state.seqno, 1)
             lease = ReaderLease(since, state.seqno, self._until())
             return self._with(state, _lease_of(name, 0), lease), (state, handed)
@@ -229,13 +234,13 @@ class SplitLeases:
         try:
             return await self._under_lease(state), handed
         except BaseException:
-            # Else the lease would pin its blobs until it expires.
+            # Otherwise the lease would pin its blobs until it expires.
             with anyio.CancelScope(shield=True):
                 await self.drop(handed)
             raise
 
     async def _under_lease(self, state: ShardState) -> ShardState:
-        """Return the state with all its parts; the lease keeps their lists from being deleted."""
+        """Return the state with all its parts. The lease keeps their lists from being deleted."""
         known: dict[str, Parts] = {}
         missed = await self._lists.read_all(state, known)
         if missed is not None:
@@ -243,34 +248,34 @@ class SplitLeases:
         return with_parts(state, known)
 
     async def shared(self, handed: SplitLease, tasks: int) -> SplitLease:
-        """Return the lease for `tasks` tasks; with none it is dropped."""
+        """Return the lease for `tasks` tasks. Without tasks, it is dropped."""
         if not tasks:
             await self.drop(handed)
         return replace(handed, tasks=max(1, tasks))
 
     async def keep(self, handed: SplitLease, keys: Collection[str]) -> None:
-        """Renew the lease when half of its time is over, or take it anew when it is gone. Raises
-        `LeaseLost` when one of the blobs is no longer named."""
+        """Renew the lease once half of its duration has passed, or take it again if it has expired.
+        Raises `LeaseLost` if one of the blobs is no longer named."""
 
         def change(state: ShardState) -> tuple[ShardState, bool]:
             found = _found(state, handed)
             lease = ReaderLease(max(handed.since, state.since), handed.seqno, self._until())
             if found is None:
-                if not state.is_whole:  # ask again, with all lists of parts
+                if not state.is_whole:  # try again with all part lists
                     return state, False
                 gone = set(keys) - state.live_keys()  # a retired blob may be deleted at any time
                 if gone:
                     raise LeaseLost(
-                        f"the lease of this read of shard {state.id} ended, and {len(gone)} parts"
-                        " were compacted away since: load() it again; a read that takes longer"
-                        f" than {self._settings.reader_lease_ms} ms (reader_lease_ms) between two"
-                        " parts loses its lease",
+                        f"the lease of this read of shard {state.id} expired, and {len(gone)} "
+                        "parts were compacted away since: load() it again; a read that takes "
+                        f"longer than {self._settings.reader_lease_ms} ms (reader_lease_ms) "
+                        "between two parts loses its lease",
                         determinate=True,
                     )
                 return self._with(state, _lease_of(handed.name, 0), lease), True
             name, held = found
             left, whole = held.expires_ms - self._clock.now_ms(), self._settings.reader_lease_ms
-            if whole // 2 < left <= whole:  # more than the whole: a clock went back
+            if whole // 2 < left <= whole:  # more than the whole duration: a clock went back
                 return state, True
             return self._with(state, name, lease), True
 
@@ -278,14 +283,14 @@ class SplitLeases:
             await self._change(handed.shard, change, TIME_MIN)
 
     async def done(self, handed: SplitLease, task: int) -> None:
-        """Mark one task as done; idempotent. The last one drops the lease."""
+        """Mark a task as done; idempotent. The last one drops the lease."""
 
         def change(state: ShardState) -> tuple[ShardState, None]:
             found = _found(state, handed)
             if found is None:
                 return state, None
             name, lease = found
-            # A bit a task: a task that runs twice, or reports twice, counts once.
+            # One bit per task, so a task that runs or reports twice counts once.
             done = _done(name) | 1 << task
             leases = {other: held for other, held in state.leases.items() if other != name}
             if done != (1 << handed.tasks) - 1:
@@ -299,13 +304,13 @@ class SplitLeases:
         await self.done(replace(handed, tasks=1), 0)
 
     async def hold(self, shard: ShardId, consumer: str, since: Time) -> None:
-        """Take or move a consumer's durable hold. Raises `ReadBelowSince` for a new one below the
+        """Take or move a consumer's durable hold. Raises `ReadBelowSince` for a new hold below the
         since."""
         holder = consumer_hold(consumer)
         await self._change(shard, lambda state: (with_hold(state, holder, since), None))
 
     async def release(self, shard: ShardId, consumer: str) -> bool:
-        """Drop a consumer's hold; return whether there was one."""
+        """Drop a consumer's hold. Return whether there was one."""
         holder = consumer_hold(consumer)
 
         def change(state: ShardState) -> tuple[ShardState, bool]:
@@ -317,13 +322,14 @@ class SplitLeases:
 def _check_since(state: ShardState, since: Time) -> None:
     if since < state.since:
         raise ReadBelowSince(
-            f"shard {state.id}: {since} lies below its since {state.since}; what was then is merged"
-            " into later times"
+            f"shard {state.id}: {since} is below its since {state.since}; older changes have been "
+            "merged into later times"
         )
 
 
 def _lease_of(name: str, done: int) -> str:
-    """Return the lease's name in the document: its second part is the set of done tasks, as hex."""
+    """Return the lease's name in the document. Its second part is the set of completed tasks, as
+    hex."""
     return guest_leases.guest_lease(name, f"tasks-{done:x}")
 
 

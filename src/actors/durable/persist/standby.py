@@ -1,9 +1,9 @@
-"""Standing by: a service that waits until the one that owns the stores is gone, and then starts.
+"""Standby: a service that waits until the owner of the stores has failed, and then starts.
 
-The owner beats: it changes the document `HEARTBEAT_KEY` every `heartbeat_ms`. One that stands by
-looks as often, and takes over when nothing has changed for `takeover_ms` of its own clock, or at
-once when the owner has said that it stops. That is a guess, and needs not be right: `fence` ends an
-owner that was only slow, before anything of it can meet what its successor writes.
+The owner sends heartbeats: it changes the document `HEARTBEAT_KEY` every `heartbeat_ms`. A standby
+checks as often, and takes over if nothing has changed for `takeover_ms` of its own clock, or at
+once if the owner has announced that it stops. This is only a guess, which need not be right: if the
+owner was merely slow, `fence` stops it before any of its writes can conflict with its successor's.
 """
 
 from __future__ import annotations
@@ -22,39 +22,42 @@ from actors.runtime.settings import Settings
 
 HEARTBEAT_KEY: Final = "heartbeat"
 _STOP_SECONDS: Final = 2.0
-"""Time for the document that tells of the end; without it a successor waits `takeover_ms`."""
+"""Maximum time for writing the document that announces the stop. Without it, a successor waits for
+`takeover_ms`."""
 
 log = logging.getLogger("penstock.persist")
 
 
 class OwnerHeartbeat(msgspec.Struct, frozen=True):
-    """The owner's document."""
+    """The owner's heartbeat document. Its seqno counts the heartbeats."""
 
     epoch: int
-    """Seqno of the epoch's document. That of this one is its number."""
+    """Seqno of the owner's epoch document."""
     stopped: bool = False
-    """True if the owner has stopped by itself."""
+    """True if the owner has stopped in an orderly way."""
 
 
 class OwnerObservation(msgspec.Struct, frozen=True):
-    """Seqnos of both documents, as one look at the stores found them; None where one is absent."""
+    """Seqnos of both documents, as read at one time; None where a document does not exist."""
 
     epoch: int | None
     heartbeat: int | None
     stopped: bool = False
-    """True if the owner of this epoch has said that it stops."""
+    """True if the owner of this epoch has announced that it stops."""
 
 
 class OwnerWatch:
-    """Decides when the owner is gone. Pure: looks come with the time at which they were made."""
+    """Decides when the owner has failed. Pure: observations come with the time at which they were
+    made."""
 
     def __init__(self, takeover_ms: int) -> None:
         self._takeover_ms = takeover_ms
+        # The last distinct observation (None to start over), and when it was first made.
         self._seen: OwnerObservation | None = None
         self._since_ms = 0.0
 
     def is_gone(self, seen: OwnerObservation, now_ms: float) -> bool:
-        """Return whether the stores have no owner, after a look at `now_ms` (monotonic).
+        """Return whether the stores have no owner, given an observation at `now_ms` (monotonic).
 
         >>> watch = OwnerWatch(takeover_ms=3000)
         >>> [watch.is_gone(OwnerObservation(0, 7), ms) for ms in (0, 2000, 3000)]
@@ -66,7 +69,7 @@ class OwnerWatch:
         >>> OwnerWatch(3000).is_gone(OwnerObservation(None, None), 0)
         True
         """
-        # Any change counts: also a new owner's, whose heartbeat may be at the same seqno.
+        # Any change counts, including a new owner, whose heartbeat may be at the same seqno.
         if seen != self._seen:
             self._seen, self._since_ms = seen, now_ms
         if seen.epoch is None or seen.stopped:
@@ -74,8 +77,8 @@ class OwnerWatch:
         return now_ms - self._since_ms >= self._takeover_ms
 
     def miss(self) -> None:
-        """Count anew from the next look: the stores did not answer, so the owner could not tell
-        that it lives either.
+        """Start the period over at the next observation: the stores did not respond, so the owner
+        could not send a heartbeat either.
 
         >>> watch = OwnerWatch(takeover_ms=3000)
         >>> watch.is_gone(OwnerObservation(0, 7), 0)
@@ -88,48 +91,50 @@ class OwnerWatch:
 
 
 async def read_owner(consensus: ConsensusStore) -> OwnerObservation:
-    """Return what the stores tell of their owner. Raises `StorageError`, `CorruptData`."""
+    """Read both documents of the owner. Raises `StorageError` and `CorruptData`."""
     epoch = await consensus.head(EPOCH_KEY)
     beat = await consensus.head(HEARTBEAT_KEY)
     if epoch is None or beat is None:
         return OwnerObservation(_seqno(epoch), _seqno(beat))
-    told = _decoded(beat.data)
-    # A document that an earlier owner left says nothing of this one.
-    return OwnerObservation(epoch.seqno, beat.seqno, told.stopped and told.epoch == epoch.seqno)
+    heartbeat = _decoded(beat.data)
+    # A document left by an earlier owner says nothing about this one.
+    return OwnerObservation(
+        epoch.seqno, beat.seqno, heartbeat.stopped and heartbeat.epoch == epoch.seqno
+    )
 
 
 async def wait_for_stores(
     consensus: ConsensusStore, settings: Settings, clock: ActorClock
 ) -> OwnerObservation:
-    """Wait until the stores have no owner, and return the last look. A store that does not answer
-    is asked again. Raises `CorruptData`."""
-    watch, told = OwnerWatch(settings.takeover_ms), False
+    """Wait until the stores have no owner, and return the last observation. Keeps trying while the
+    store does not respond. Raises `CorruptData`."""
+    watch, logged = OwnerWatch(settings.takeover_ms), False
     while True:
         try:
             seen = await read_owner(consensus)
             if watch.is_gone(seen, clock.monotonic_ms()):
                 return seen
-            if not told:
+            if not logged:
                 log.info("standing by: another service owns the stores")
-                told = True
+                logged = True
         except CorruptData:
             # Waiting would not help, and a takeover could destroy what a newer release wrote.
             raise
         except StorageError as error:
             watch.miss()
-            log.warning("standing by: the stores do not answer: %s", error)
+            log.warning("standing by: the stores do not respond: %s", error)
         await anyio.sleep(settings.heartbeat_ms / 1000)
 
 
 async def send_heartbeats(fence: FencedConsensus, settings: Settings) -> None:
-    """Tell that the owner is alive, until cancelled or fenced. Raises nothing."""
+    """Send heartbeats until cancelled or fenced. Raises nothing."""
     while not fence.fenced.is_set():
         await _tell(fence, stopped=False)
         await anyio.sleep(settings.heartbeat_ms / 1000)
 
 
 async def announce_stop(fence: FencedConsensus) -> None:
-    """Tell a successor that this owner stops, so that it need not wait. The owner's last write.
+    """Announce that this owner stops, so that a successor need not wait. The owner's last write.
     Raises nothing."""
     with anyio.move_on_after(_STOP_SECONDS, shield=True):
         await _tell(fence, stopped=True)
@@ -137,14 +142,14 @@ async def announce_stop(fence: FencedConsensus) -> None:
 
 async def _tell(fence: FencedConsensus, *, stopped: bool) -> None:
     try:
-        # Read each time: whether the set before happened may be unknown.
+        # Read each time, because the outcome of the previous set may be unknown.
         head = await fence.head(HEARTBEAT_KEY)
-        told = msgspec.msgpack.encode(OwnerHeartbeat(fence.seqno, stopped))
-        await fence.compare_and_set([CompareAndSet(HEARTBEAT_KEY, _seqno(head), told)])
+        encoded = msgspec.msgpack.encode(OwnerHeartbeat(fence.seqno, stopped))
+        await fence.compare_and_set([CompareAndSet(HEARTBEAT_KEY, _seqno(head), encoded)])
     except WriterFenced:
-        return  # `follow` tells of it
+        return  # `follow` raises it
     except StorageError as error:
-        log.warning("a heartbeat was not written: %s", error)
+        log.warning("could not write a heartbeat: %s", error)
 
 
 def _seqno(head: VersionedData | None) -> int | None:
@@ -156,5 +161,5 @@ def _decoded(data: bytes) -> OwnerHeartbeat:
         return msgspec.msgpack.decode(data, type=OwnerHeartbeat)
     except msgspec.DecodeError as error:
         raise CorruptData(
-            f"document {HEARTBEAT_KEY} cannot be decoded: {error}", determinate=True
+            f"cannot decode document {HEARTBEAT_KEY}: {error}", determinate=True
         ) from None

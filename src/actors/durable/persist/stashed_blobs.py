@@ -1,8 +1,8 @@
 """Blobs that no state names: results on their way to one reader.
 
-They live in a folder of their own, under names that begin with their writer's process name, so that
-a service can remove those of earlier processes (`clear`); the collection of orphans removes those
-older than `stash_orphan_ms`. The last four bytes of a blob are the CRC32C of the rest.
+They are in a folder of their own. Their names start with the process name of their writer, so that
+a service can remove those of earlier processes (`clear`). Orphan collection removes those older
+than `stash_orphan_ms`. The last four bytes of a blob are the CRC32C of the rest.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ class StashedBlobs:
         self._blob = blob
         self._writer = writer
         self._count = 0
+        """Number of keys made by `fresh`."""
 
     def key(self, name: str) -> str:
-        """Return the key of a new blob; `name` is unique in this process."""
+        """Return the key of a new blob. `name` must be unique in this process."""
         return f"{STASH_FOLDER}/{self._writer}-{name}"
 
     def fresh(self) -> str:
-        """Return the key of a new blob, numbered here."""
+        """Return a key for a new blob, numbered by this object."""
         self._count += 1
         return self.key(f"n{self._count:08x}")
 
     async def set(self, key: str, data: bytes) -> None:
-        """Write a blob. Raises `StoreFull`, `StorageError`."""
+        """Write a blob. Raises `StoreFull` and `StorageError`."""
         await self._blob.set(_checked(key), data + _checksum(data))
 
     async def get(self, key: str) -> bytes | None:
-        """Return a blob; None when it was removed. Raises `InvalidUsage`, `CorruptData`,
+        """Return a blob; None if it was removed. Raises `InvalidUsage`, `CorruptData` and
         `StorageError`."""
         found = await self._blob.get(_checked(key))
         if found is None:
@@ -48,14 +49,14 @@ class StashedBlobs:
         data, end = found[:-CHECKSUM_BYTES], found[-CHECKSUM_BYTES:]
         if end != _checksum(data):
             raise CorruptData(
-                f"blob {key}: {len(data)} bytes with CRC32C {_checksum(data).hex()}, written were"
-                f" bytes with {end.hex()}; read again",
+                f"blob {key}: {len(data)} bytes with CRC32C {_checksum(data).hex()}, expected "
+                f"CRC32C {end.hex()}; read again",
                 determinate=True,
             )
         return data
 
     async def delete(self, keys: Iterable[str]) -> list[str]:
-        """Remove blobs; return those that could not be removed now."""
+        """Remove blobs. Return those that could not be removed now."""
         left = []
         for key in keys:
             try:
@@ -65,8 +66,8 @@ class StashedBlobs:
         return left
 
     async def clear(self) -> int:
-        """Remove the blobs of other processes; return their number. Raises `StorageError`."""
-        # Own blobs stay: this process may still serve them.
+        """Remove the blobs of other processes, and return their number. Raises `StorageError`."""
+        # Own blobs stay, because this process may still serve them.
         own = self.key("")
         found = [info.key for info in await self._blob.list_keys(f"{STASH_FOLDER}/")]
         others = [key for key in found if not key.startswith(own)]
@@ -78,8 +79,8 @@ def _checksum(data: bytes) -> bytes:
 
 
 def _checked(key: str) -> str:
-    """Return the key. Raises `InvalidUsage` for one outside of the stash."""
-    # A peer sends the key: it must not name anything else in the store.
+    """Return the key. Raises `InvalidUsage` for a key outside the stash."""
+    # The key comes from a peer, so it must not name anything else in the store.
     if not key.startswith(f"{STASH_FOLDER}/"):
         raise InvalidUsage(f"{key!r} is not in the stash")
     return key

@@ -1,19 +1,19 @@
-"""Statistics of a part's columns for partition pruning: bounds and NULLs, in few bytes. Pure.
+"""Statistics of a part's columns for partition pruning: bounds and NULL counts, in few bytes. Pure.
 
 A reader may skip a part whose statistics exclude all its rows (`part_filter.py`). So they must be
 *sound*, not exact: for every value ``v`` of a column that is neither NULL nor NaN, ``low <= v <=
-high`` in Spark's order; a bound of None says nothing. `nulls` is the exact number of NULLs, or
+high`` in Spark's order. A bound of None says nothing. `nulls` is the exact number of NULLs, or
 None.
 
 Rules
-- Values are kept as they are stored: a date as its days, a timestamp as its microseconds, a decimal
-  as its unscaled number: all of those compare as integers do. Text is its UTF-8 and compares byte
-  by byte, as binary does.
-- NaN is greater than every number and equal to itself; so a column that holds one has no `high`.
+- Values are in their stored form: a date as days, a timestamp as microseconds, a decimal as its
+  unscaled number. All of these compare like integers. Text is UTF-8 and compares byte by byte, like
+  binary.
+- NaN is greater than every number and equal to itself, so a column that contains one has no `high`.
   -0.0 equals 0.0.
-- Long text is cut: a lower bound is cut off, an upper bound is cut off and its last byte raised, or
-  dropped where no byte can be raised.
-- Nested columns have no statistics, nor those of a type whose comparison pads (``char``), nor
+- Long text is truncated. A truncated lower bound is sound as it is; for an upper bound, the last
+  byte is incremented, or the bound dropped if no byte can be incremented.
+- There are no statistics for nested columns, for types whose comparison pads (``char``), and for
   inline parts and parts with error updates, which are always read.
 """
 
@@ -30,11 +30,11 @@ from actors.model.plan.schema import TableSchema
 from actors.runtime.threshold_probes import PART_STATISTICS
 
 BOUND_BYTES_MAX: Final = 32
-"""Bound of one bound that is text or binary."""
+"""Maximum length of a text or binary bound."""
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
 Value: TypeAlias = bool | int | float | bytes
-"""A value as stored: see the module's rules."""
+"""A value in its stored form, as defined by the module's rules."""
 
 
 class ColumnStatistics(msgspec.Struct, frozen=True, array_like=True):
@@ -50,7 +50,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def trimmed(columns: Iterable[ColumnStatistics], bytes_max: int) -> tuple[ColumnStatistics, ...]:
-    """Return the columns within `bytes_max`, the longest left out first; in their order."""
+    """Return as many columns as fit into `bytes_max`, in their order; the longest are left out
+    first."""
     kept = [(column, len(_encoder.encode(column))) for column in columns]
     total = sum(size for _, size in kept)
     PART_STATISTICS.crossed(total > bytes_max)
@@ -63,15 +64,15 @@ def trimmed(columns: Iterable[ColumnStatistics], bytes_max: int) -> tuple[Column
 def of_footer(
     footer: Any, kinds: pa.Schema, schema: TableSchema, bytes_max: int
 ) -> tuple[ColumnStatistics, ...]:
-    """Return statistics from a Parquet file's footer (`pyarrow.parquet.FileMetaData`), of any
+    """Return statistics from a Parquet file's footer (`pyarrow.parquet.FileMetaData`), by any
     writer.
 
-    `kinds`: columns of the file; those that differ from the schema's have no statistics.
+    `kinds` are the file's columns. Columns whose types differ from the schema's have no statistics.
     """
     if bytes_max <= 0:
         return ()
-    # The writer has computed these bounds anyway. For floats there is no `high`, as a footer does
-    # not say whether there is a NaN.
+    # The writer has computed these bounds anyway. Floats have no `high`, because a footer does not
+    # say whether there are NaNs.
     wanted = {
         name: kind
         for name, kind in _plain(schema)
@@ -91,7 +92,8 @@ def of_footer(
 def of_written(
     footer: Any, table: pa.Table, schema: TableSchema, bytes_max: int
 ) -> tuple[ColumnStatistics, ...]:
-    """Return statistics of a table that was just written with this footer: floats in full."""
+    """Return statistics of a table that was just written with this footer. For floats, they are
+    computed from the table."""
     exact = {
         name: _of_floats(name, table[name])
         for name, kind in _plain(schema)
@@ -111,16 +113,16 @@ def _plain(schema: TableSchema) -> list[tuple[str, pa.DataType]]:
 
 
 def has_bounds(text: str, kind: pa.DataType) -> bool:
-    """Return whether a column of that type (Spark's text, and Arrow's) has statistics."""
+    """Return whether a column of this type (as Spark's text, and Arrow's) has statistics."""
     nested = pa.types.is_nested(kind) or pa.types.is_null(kind)
     return not nested and not text.strip().lower().startswith("char")
 
 
 class _Chunk(msgspec.Struct, frozen=True):
-    """A column of a row group: bounds as stored, uncut."""
+    """A column of a row group, with bounds as stored, not truncated."""
 
     values: int
-    """Number of values, NULLs included."""
+    """Number of values, including NULLs."""
     nulls: int | None
     low: Value | None = None
     high: Value | None = None
@@ -139,13 +141,13 @@ def _of_chunk(kind: pa.DataType, chunk: Any) -> _Chunk:
 
 
 def _together(name: str, kind: pa.DataType, chunks: Sequence[_Chunk]) -> ColumnStatistics | None:
-    """Merge the statistics of all row groups; None when nothing is known."""
+    """Merge the statistics of all row groups; None if nothing is known."""
     counts = [chunk.nulls for chunk in chunks if chunk.nulls is not None]
     nulls = sum(counts) if len(counts) == len(chunks) else None
     valued = [chunk for chunk in chunks if chunk.nulls != chunk.values]
     lows: list[Any] = [chunk.low for chunk in valued]
     highs: list[Any] = [chunk.high for chunk in valued]
-    # One unknown bound makes the bound of the whole unknown.
+    # One unknown bound makes the merged bound unknown.
     low = min(lows) if lows and None not in lows else None
     high = max(highs) if highs and None not in highs else None
     if nulls is None and low is None and high is None:
@@ -166,7 +168,7 @@ def _stored(kind: pa.DataType, raw: Any) -> Value | None:
 
 
 def _of_floats(name: str, values: pa.ChunkedArray) -> ColumnStatistics:
-    bounds = pc.min_max(values)  # of the numbers; NaN where there are none
+    bounds = pc.min_max(values)  # bounds of the numbers; NaN if there are none
     low, high = bounds["min"].as_py(), bounds["max"].as_py()
     if low is None or low != low:
         return ColumnStatistics(name, values.null_count)
@@ -178,14 +180,14 @@ def lower_bound(value: Value | None) -> Value | None:
     """Return a short value that is not greater; None if there is none."""
     if isinstance(value, bytes):
         return value[:BOUND_BYTES_MAX]
-    # msgpack has no integers beyond 64 bits, and a decimal may be larger.
+    # msgpack has no integers beyond 64 bits, but a decimal may be larger.
     return value if not isinstance(value, int) or value in _INT64 else None
 
 
 def upper_bound(value: Value | None, kind: pa.DataType) -> Value | None:
     """Return a short value that is not less; None if there is none."""
     if pa.types.is_floating(kind):
-        return None  # a NaN may be above it
+        return None  # there may be NaNs, which are greater
     if isinstance(value, bytes) and len(value) > BOUND_BYTES_MAX:
         kept = value[:BOUND_BYTES_MAX].rstrip(b"\xff")
         return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None
@@ -193,5 +195,5 @@ def upper_bound(value: Value | None, kind: pa.DataType) -> Value | None:
 
 
 def column_of(columns: Sequence[ColumnStatistics], name: str) -> ColumnStatistics | None:
-    """Return the statistics of a column, if there are any."""
+    """Return the statistics of a column; None if there are none."""
     return next((column for column in columns if column.column == name), None)

@@ -1,15 +1,15 @@
-"""Opens stores by URL, and those of one service: which kind, where, and with which limits.
+"""Opens stores by URL, and all stores of a service.
 
 | URL | blobs | documents |
 |---|---|---|
-| ``mem:``, ``mem:NAME`` | in memory; those of one name are one store | the same |
+| ``mem:``, ``mem:NAME`` | in memory; a NAME is shared within the process | the same |
 | ``file:PATH`` | files, synced | – |
 | ``sqlite:PATH`` | – | one SQLite file |
 | ``s3://``, ``gs://bucket/path``, ``az://container/path`` | objects | – |
 | ``postgresql://user@host/database`` | – | one table |
 
 A PATH is absolute (``file:/var/x``, ``file:///var/x``) or relative to the working directory
-(``file:x``). The blobs of a bucket lie in ``blobs/`` below its path.
+(``file:x``). In a bucket, the blobs are in ``blobs/`` below its path.
 """
 
 from __future__ import annotations
@@ -52,23 +52,24 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _blobs: WeakValueDictionary[str, MemoryBlob] = WeakValueDictionary()
 _documents: WeakValueDictionary[str, MemoryConsensus] = WeakValueDictionary()
-"""Named stores in memory, while any client has them."""
+"""Named in-memory stores, as long as a client uses them."""
 
 
 async def open_blob(
     url: str, settings: Settings, clock: ActorClock, *, exclusive: bool = True, below: str = ""
 ) -> BlobStore:
-    """Open the blob store of a URL.
+    """Open the blob store at a URL.
 
-    `exclusive`: no other process writes there. `below`: a folder of it, and of a bucket instead of
-    ``blobs/``. Sends no request to a bucket yet. Raises `InvalidUsage`, `StorageError`.
+    `exclusive` means that no other process writes there. `below` is a folder in it; in a bucket, it
+    replaces ``blobs/``. Does not send a request to a bucket yet. Raises `InvalidUsage` and
+    `StorageError`.
     """
     scheme, rest = _split(url, BLOB_FORMS)
     match scheme:
         case "mem":
             name = _memory_name(url, rest)
             kept = f"{name}/{below}" if below else name
-            # A nameless store is private to its client.
+            # A store without a name is private to its client.
             return MemoryBlob(clock) if not name else _blobs.setdefault(kept, MemoryBlob(clock))
         case "file":
             blob = FileBlob(_path(url, rest) / below, clock, settings.disk_timeout_ms)
@@ -79,15 +80,17 @@ async def open_blob(
             bucket = "/".join(url.split("/")[:3])
             return BucketBlob(store, f"{prefix}{below or 'blobs'}/", settings, clock, bucket)
         case "sqlite" | "postgresql" | "postgres":
-            raise InvalidUsage(f"{scheme}: keeps documents, not blobs; blobs: {BLOB_FORMS}")
+            raise InvalidUsage(
+                f"invalid URL of a blob store: {scheme}: stores documents (expected {BLOB_FORMS})"
+            )
     raise _unknown(url, BLOB_FORMS)
 
 
 async def open_consensus(
     url: str, settings: Settings, clock: ActorClock, random: Random
 ) -> SnapshotConsensus:
-    """Open the consensus store of a URL; `random` draws pauses. Raises `InvalidUsage`,
-    `StorageError`, `CorruptData`."""
+    """Open the consensus store at a URL. `random` randomizes pauses between retries. Raises
+    `InvalidUsage`, `StorageError` and `CorruptData`."""
     scheme, rest = _split(url, CONSENSUS_FORMS)
     match scheme:
         case "mem":
@@ -99,7 +102,8 @@ async def open_consensus(
             return await _postgres(url, settings, random)
         case _ if scheme == "file" or scheme in BUCKETS:
             raise InvalidUsage(
-                f"{scheme}: keeps blobs, not documents; documents: {CONSENSUS_FORMS}"
+                f"invalid URL of a document store: {scheme}: stores blobs (expected "
+                f"{CONSENSUS_FORMS})"
             )
     raise _unknown(url, CONSENSUS_FORMS)
 
@@ -109,7 +113,7 @@ async def _sqlite(path: Path, clock: ActorClock, settings: Settings) -> Snapshot
         try:
             path.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         except OSError as error:
-            raise storage_error(f"make the folder of {path}", error) from error
+            raise storage_error(f"create the folder of {path}", error) from error
 
     await clock.run_blocking(make_folder)
     consensus = SqliteConsensus(path, clock, settings.store_poll_ms, settings.disk_timeout_ms)
@@ -124,24 +128,24 @@ async def _postgres(url: str, settings: Settings, random: Random) -> SnapshotCon
         from actors.durable.persist.postgres_link import postgres_address
     except ImportError as error:
         raise StorageError(
-            f"documents in PostgreSQL need psycopg ({error}): "
-            "pip install 'penstock-views[postgres]'",
+            f"documents in PostgreSQL need psycopg ({error}): pip install "
+            "'penstock-views[postgres]'",
             determinate=True,
         ) from error
     consensus = PostgresConsensus(postgres_address(url), settings, random)
     try:
         await consensus.open()
     except BaseException:
-        # It may hold a connection.
+        # It may have opened a connection.
         await consensus.close()
         raise
     return consensus
 
 
 async def _bucket(url: str, settings: Settings, clock: ActorClock) -> tuple[BucketStore, str]:
-    """Open the bucket; return it with the prefix of the objects below the URL."""
+    """Open the bucket; return it with the key prefix of objects below the URL."""
     place = bucket_path(url)
-    # `BucketStore` reads the limits of copies: pass those of stores in their place.
+    # `BucketStore` uses the limits for copies: pass the limits for stores in their place.
     limits = replace(
         settings,
         copy_request_timeout_ms=settings.store_request_timeout_ms,
@@ -154,19 +158,20 @@ async def _bucket(url: str, settings: Settings, clock: ActorClock) -> tuple[Buck
 def _split(url: str, forms: str) -> tuple[str, str]:
     found = _SCHEME.fullmatch(url)
     if found is None:
-        raise InvalidUsage(f"{without_user(url)!r} is no URL; understood are {forms}")
+        raise InvalidUsage(f"invalid URL {without_user(url)!r}: expected {forms}")
     return found[1].lower(), found[2]
 
 
 def _unknown(url: str, forms: str) -> InvalidUsage:
     scheme = url.partition(":")[0]
-    return InvalidUsage(f"no store is called {scheme}:; understood are {forms}")
+    return InvalidUsage(f"unknown kind of store {scheme}: expected {forms}")
 
 
 def _memory_name(url: str, rest: str) -> str:
     if _MEMORY_NAME.fullmatch(rest) is None:
         raise InvalidUsage(
-            f"{without_user(url)!r}: write mem: or mem:NAME, with letters, digits, '_', '.', '-'"
+            f"invalid URL {without_user(url)!r}: expected mem: or mem:NAME, with letters, digits, "
+            "'_', '.' and '-'"
         )
     return rest
 
@@ -174,52 +179,52 @@ def _memory_name(url: str, rest: str) -> str:
 def _path(url: str, rest: str) -> Path:
     parts = urlsplit(f"file:{rest}")
     path = unquote(parts.path)
-    # A second slash too many makes the first folder a host's name.
+    # With one slash too many, the first folder would be taken for a host name.
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
         raise InvalidUsage(
-            f"{without_user(url)!r}: a path of this machine is meant: write"
-            f" {url.partition(':')[0]}:/absolute/path or {url.partition(':')[0]}:relative/path"
+            f"invalid URL {without_user(url)!r}: expected a local path, as in "
+            f"{url.partition(':')[0]}:/absolute/path or {url.partition(':')[0]}:relative/path"
         )
     if not path.strip("/") or "\0" in path:
-        raise InvalidUsage(f"{url!r} names no path")
-    # Absolute: Spark, which is given paths of blobs, has another working directory.
+        raise InvalidUsage(f"invalid URL {url!r}: it has no path")
+    # Absolute, because Spark receives paths of blobs and has another working directory.
     return Path(path).absolute()
 
 
-# -- the stores of one service ---------------------------------------------------------------------
+# -- the stores of a service -----------------------------------------------------------------------
 
 
 class OpenStores(msgspec.Struct, frozen=True):
-    """Open stores of one service."""
+    """The open stores of a service."""
 
     blob: BlobStore
     consensus: ConsensusStore
     directory: StateDirectory
     process: str
-    """Name of this process in the documents."""
+    """Name of this process in documents."""
     exclusive: bool
-    """True if no other service writes there."""
+    """True if no other service writes to these stores."""
 
 
 def process_name(random: Random) -> str:
-    """Return a name that no other process has."""
+    """Return a random name for this process that no other process has."""
     return f"{random.getrandbits(64):016x}"
 
 
 async def open_stores(
     directory: Path, settings: Settings, clock: ActorClock, random: Random
 ) -> OpenStores:
-    """Open the stores: those of the state directory, or those that URLs name.
+    """Open the stores: those in the state directory, or those that URLs name.
 
-    A state directory is always locked, and its stores have a single owner. Documents by URL may be
-    used by several processes: the service takes them over (`fence`), and is never exclusive. Raises
-    `StateDirectoryError`, `InvalidUsage` (an unknown URL), `CorruptData`, `StorageError`.
+    A state directory is always locked, and its stores have a single owner. Several processes may
+    use documents at a URL: the service takes them over (`fence`) and is never exclusive. Raises
+    `StateDirectoryError`, `InvalidUsage` (an unknown URL), `CorruptData` and `StorageError`.
     """
     place = await clock.run_blocking(lambda: StateDirectory.open(directory))
     try:
         return await _opened(place, settings, clock, random)
     except BaseException:
-        # Frees the lock, so that a corrected start can take it.
+        # Release the lock, so that a corrected start can take it.
         place.close()
         raise
 
@@ -235,7 +240,7 @@ async def _opened(
         blob = FileBlob(place.blobs, clock, settings.disk_timeout_ms)
         await blob.prepare(exclusive=not shared)
     if not shared:
-        # The directory's lock excludes other services: no fencing needed.
+        # The directory's lock excludes other services, so no fencing is needed.
         own = SqliteConsensus(
             place.consensus, clock, settings.store_poll_ms, settings.disk_timeout_ms
         )
@@ -243,7 +248,8 @@ async def _opened(
         return OpenStores(blob, own, place, process, exclusive=True)
     if place.consensus.exists():
         log.warning(
-            "%s holds documents that are not used: consensus_url names others", place.consensus
+            "the documents in %s are not used, because consensus_url names other ones",
+            place.consensus,
         )
     consensus = await open_consensus(settings.consensus_url, settings, clock, random)
     try:
@@ -257,32 +263,33 @@ async def _opened(
 async def take_stores(
     consensus: ConsensusStore, settings: Settings, clock: ActorClock, process: str
 ) -> FencedConsensus | ReplicaFence:
-    """Take the stores over, or stand behind whoever owns them. Raises as `open_stores`."""
+    """Take over the stores; a replica waits for their owner instead. Raises the same errors as
+    `open_stores`."""
     if settings.role == "replica":
         return ReplicaFence(consensus, settings.store_request_timeout_ms)
     if settings.standby:
         owned = await _taken_over(consensus, settings, clock, process)
     else:
         owned = await acquire_epoch(consensus, process, clock, settings)
-    log.info("the stores are ours: %s", owned.own)
+    log.info("took over the stores: %s", owned.own)
     return owned
 
 
 async def _taken_over(
     consensus: ConsensusStore, settings: Settings, clock: ActorClock, process: str
 ) -> FencedConsensus:
-    """Stand by until the stores are ours. Raises `StorageError` for what this release does not
-    read."""
+    """Stand by until this process owns the stores. Raises `StorageError` if a newer release wrote
+    them."""
     while True:
         seen = await wait_for_stores(consensus, settings, clock)
-        # Waiting would not help if a newer release wrote it.
+        # Waiting would not help if a newer release wrote the document.
         await read_epoch(consensus)
         try:
             owned = await acquire_epoch(consensus, process, clock, settings, over=seen.epoch)
         except StorageError as error:
-            # Another one that stood by may have been first.
-            # A process that was stopped while it wrote may keep SQLite from all others.
-            log.warning("standing by: the stores were not taken over: %s", error)
+            # Another standby may have been first. With SQLite, a process that was stopped during a
+            # write may block all others.
+            log.warning("standing by: could not take over the stores: %s", error)
             continue
         owned.took_over = seen.epoch is not None and not seen.stopped
         return owned

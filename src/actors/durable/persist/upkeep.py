@@ -1,8 +1,8 @@
-"""Keeps shards small: runs compaction, deletes blobs that nothing names or uses.
+"""Keeps shards small: runs compaction, and deletes blobs that nothing names or uses.
 
-A blob goes in this order: no batch names it (retired) → no reader of this process uses it and no
-lease of another can → its file is deleted → the state forgets it. A crash in between repeats the
-last steps.
+A blob is removed in this order: no batch names it (it is retired), no reader of this process uses
+it and no other lease can cover it, its file is deleted, and the state forgets it. A crash in
+between only repeats the last steps.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from actors.runtime.threshold_probes import STATE_RELIEF
 
 log = logging.getLogger("penstock.persist")
 Progress: TypeAlias = Callable[[int, int], None]
-"""Callback with rows done and rows in all."""
+"""Callback with the number of rows done and the total."""
 _RELIEF_SHARE = 0.75
-"""Share of `state_bytes_max` beyond which an append waits for a compaction (backpressure)."""
+"""Share of `state_bytes_max` above which an append waits for a compaction (backpressure)."""
 _ROUNDS_MAX = 8
-"""Bound of compactions of one shard in a row."""
+"""Maximum number of consecutive compactions of one shard."""
 _COLLECTED_AT_ONCE = 64
-"""Blobs that are deleted before the state forgets them."""
+"""Number of blobs that are deleted before the state forgets them."""
 _DECODED_SHARE = 2
-"""Divisor of a part's target size: the decoded bytes that a merge keeps in memory."""
+"""Divisor of a part's target size that gives the decoded bytes that a merge keeps in memory."""
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -83,32 +83,33 @@ class ShardUpkeep:
         self._clock = clock
         self._scratch = scratch
         self._guest = guest
-        # One compaction at a time in a process bounds its memory.
+        # One compaction at a time in a process, to bound its memory.
         self._compacting = anyio.Lock()
         self._collecting = anyio.Lock()
         self._numbers = count(1)
         self._last_times: dict[ShardId, Time] = {}
-        """The last time of each shard's updates when `reclaim` looked at it."""
+        """Last time of each shard's updates, as of the last `reclaim`."""
 
     async def maintain(self, shard: ShardId) -> None:
-        """Compact while it is due, write leases that need it, and collect. Raises `UnknownObject`,
-        `StorageError`, `CorruptData`."""
+        """Compact while it is due, write leases that need it, and delete retired blobs. Raises
+        `UnknownObject`, `StorageError` and `CorruptData`."""
         for _ in range(_ROUNDS_MAX):
             async with self._compacting:
                 if not await self._compact_once(shard):
                     break
         if self._book.due(await self._machine.state(shard)):
-            await self.heartbeat(shard)  # first: it drops leases of dead processes
+            await self.heartbeat(shard)  # first, because it drops leases of dead processes
         await self._collect(shard)
 
     async def reclaim(self, shard: ShardId) -> None:
-        """Give back what time has freed: leases of dead processes, blobs that no reader can use any
-        more, and rows that were retracted, if none was appended since the last call. Raises as
-        `maintain` does."""
-        # From the store: a lease of another process counts from our first sight of it.
+        """Free space that is no longer needed: leases of dead processes, blobs that no reader can
+        use and, unless something was appended since the last call, retracted rows. Raises the same
+        errors as `maintain`."""
+        # From the store, because the lifetime of another process's lease counts from when we first
+        # see it.
         state = await self.state_now(shard)
         then = self._book.renew(state)
-        # Leases of readers that were closed go with the next write, of which there may be none.
+        # Leases of closed readers are dropped with the next write, which may never happen.
         if (
             self._book.due(state)
             or then.since > state.since
@@ -119,7 +120,7 @@ class ShardUpkeep:
             state = await self._machine.state(shard)
             parts = [part for batch in state.batches for part in batch.parts]
             last = max((part.time_max for part in parts), default=TIME_MIN)
-            # A large merge would hold up those of shards that grow, and be due again soon.
+            # A large merge would delay those of growing shards, and be due again soon.
             is_quiet = self._last_times.get(shard) == last
             self._last_times[shard] = last
             if is_quiet and worth_reclaiming(state):
@@ -127,7 +128,7 @@ class ShardUpkeep:
         await self._collect(shard)
 
     async def _compact_once(self, shard: ShardId) -> bool:
-        """Merge batches if it is due, under the caller's lock; return whether it was done."""
+        """Merge batches if due, under the caller's lock. Return whether it was done."""
         limits = self._settings
         state = await self._machine.state(shard)
         inline_bytes_max = limits.inline_bytes_per_shard_max // 2
@@ -135,7 +136,7 @@ class ShardUpkeep:
         return chosen is not None and await self._compact(state, *chosen)
 
     async def state_now(self, shard: ShardId) -> ShardState:
-        """Return the state in the store now. Raises `UnknownObject`, `StorageError`."""
+        """Return the current state in the store. Raises `UnknownObject` and `StorageError`."""
         state = await self._machine.refresh(shard)
         if state is None:
             raise UnknownObject(f"no shard {shard}")
@@ -143,23 +144,23 @@ class ShardUpkeep:
 
     async def relieve(self, shards: Iterable[ShardId]) -> None:
         """Compact the shards whose documents are too large, and collect some of their blobs:
-        backpressure for writers that append faster than is merged. Failures are left to the next
-        append."""
+        backpressure for writers that append faster than compaction can merge. Failures are left to
+        the next append."""
         for shard in shards:
             if not self._is_large(shard):
                 continue
             try:
                 async with self._compacting:
-                    if self._is_large(shard):  # another append may have relieved it meanwhile
+                    if self._is_large(shard):  # another append may have done so meanwhile
                         await self._compact_once(shard)
-                # The document names merged blobs until they are collected. An append collects some
-                # beyond the limit, else it would grow for ever beside a slow store; or if no
-                # collection runs.
+                # The document names merged blobs until they are collected. If it is too large, or
+                # no collection is running, the append collects some of them. Otherwise the document
+                # could grow without limit with a slow store.
                 too_large = self._machine.document_bytes(shard) > self._settings.state_bytes_max
                 if too_large or not self._collecting.locked():
                     await self._collect(shard, 4 * self._settings.batches_per_shard_max)
             except (StorageError, UnknownObject) as error:
-                log.warning("shard %s is large and was not compacted: %s", shard, error)
+                log.warning("could not compact shard %s, which is large: %s", shard, error)
 
     def _is_large(self, shard: ShardId) -> bool:
         """Return whether the document is nearly too large, and a compaction would shrink it."""
@@ -174,7 +175,7 @@ class ShardUpkeep:
         """Write the leases of this process's readers."""
 
         def change(documents: ShardDocuments) -> ChangeOutcome[None]:
-            # An unchanged state: the machine adds the renewed leases to every write.
+            # An unchanged state; the machine adds the renewed leases to every write.
             return ChangeOutcome(None, {shard: documents.shard(shard)})
 
         await self._machine.change([shard], change)
@@ -186,12 +187,15 @@ class ShardUpkeep:
                 if self._book.due(await self._machine.state(shard)):
                     await self.heartbeat(shard)
             except UnknownObject:
-                self._book.forget(shard)  # the shard was dropped, and its leases with it
-            except StorageError as error:  # retried at the next call: a lease lasts for several
-                log.warning("leases on shard %s are not renewed yet: %s", shard, error)
+                self._book.forget(shard)  # the shard was dropped together with its leases
+            except (
+                StorageError
+            ) as error:  # retried at the next call; a lease lasts for several calls
+                log.warning("could not renew leases on shard %s yet: %s", shard, error)
 
     async def close_readers(self, *, written: bool) -> None:
-        """Close all readers; their leases go with the next writes, or at once (`written`)."""
+        """Close all readers. Their leases are dropped with the next writes or, with `written`, at
+        once."""
         for shard in self._book.to_renew():
             await self._book.close_readers(shard)
             if written:
@@ -203,11 +207,11 @@ class ShardUpkeep:
     async def compact(
         self, shard: ShardId, progress: Progress = ignore_progress
     ) -> tuple[int, int] | None:
-        """Merge all batches into one, with times raised as far as the since allows; return the
-        numbers of parts before and after.
+        """Merge all batches into one, with times raised as far as the since allows. Return the
+        number of parts before and after.
 
-        None: a merge would gain nothing, and none was done. Raises `UnknownObject`, `StoreFull`,
-        `CorruptData`, `StorageError`.
+        Return None and do nothing if a merge would gain nothing. Raises `UnknownObject`,
+        `StoreFull`, `CorruptData` and `StorageError`.
         """
         before = await self._compact_all(shard, progress)
         if before is None:
@@ -217,7 +221,7 @@ class ShardUpkeep:
         return before, sum(len(batch.parts) for batch in after.batches)
 
     async def _compact_all(self, shard: ShardId, progress: Progress) -> int | None:
-        """Merge all batches; return the number of parts before; None when nothing would be
+        """Merge all batches and return the previous number of parts; None if nothing would be
         gained."""
         async with self._compacting:
             for _ in range(_ROUNDS_MAX):
@@ -227,8 +231,8 @@ class ShardUpkeep:
                 if await self._compact(state, state.batches, True, progress):
                     return sum(len(batch.parts) for batch in state.batches)
         raise StorageError(
-            f"shard {shard} was not compacted: in {_ROUNDS_MAX} tries another process compacted it"
-            " meanwhile",
+            f"could not compact shard {shard}: another process compacted it meanwhile, in each of "
+            f"{_ROUNDS_MAX} attempts",
             determinate=True,
         )
 
@@ -239,14 +243,14 @@ class ShardUpkeep:
         to_blob: bool,
         progress: Progress = ignore_progress,
     ) -> bool:
-        """Merge the batches; return False when another process was first."""
+        """Merge the batches. Return False if another process was faster."""
         keys = [part.key for batch in inputs for part in batch.parts if part.key]
-        # The inputs count as used: no collection of this process deletes them meanwhile.
+        # The inputs count as used, so that no collection of this process deletes them meanwhile.
         self._book.take(keys)
         try:
             parts = await self._merge(state, inputs, to_blob, progress)
         except LeaseLost:
-            # Another process compacted and deleted an input: go on from its state.
+            # Another process compacted and deleted an input: continue from its state.
             await self._machine.refresh(state.id)
             return False
         finally:
@@ -260,8 +264,8 @@ class ShardUpkeep:
             uncertain = documents.uncertain
             outcome = _replace(documents, state.id, inputs, parts, listed)
             if outcome.writes:
-                # Right before a state names them: beside other collectors old parts may be deleted
-                # already.
+                # Right before a state names them: if other processes collect orphans, old parts may
+                # already be deleted.
                 self._parts.check_young(made, uncertain=uncertain)
             return outcome
 
@@ -275,7 +279,9 @@ class ShardUpkeep:
             raise
         if done:
             self._parts.named(made)
-        elif uncertain:  # an open attempt may have named them: readers may use them
+        elif (
+            uncertain
+        ):  # an attempt with unknown outcome may have named them, so readers may use them
             self._parts.leave(made, self._settings.stash_orphan_ms)
         else:
             await self._drop(made)
@@ -337,20 +343,20 @@ class ShardUpkeep:
     # -- collection -------------------------------------------------------------------------------
 
     async def collect(self, shard: ShardId) -> None:
-        """Delete retired blobs that no reader can use; a guest skips that. Raises `UnknownObject`,
-        `StorageError`."""
+        """Delete retired blobs that no reader can use. A guest does nothing. Raises `UnknownObject`
+        and `StorageError`."""
         await self.state_now(shard)
         await self._collect(shard)
 
     async def _collect(self, shard: ShardId, at_most: int | None = None) -> None:
-        """Delete retired blobs that no reader can use."""
-        if self._guest:  # it does not know the owner's readers (`split_leases.py`)
+        """Delete retired blobs that no reader can use, at most `at_most` of them."""
+        if self._guest:  # a guest does not know the owner's readers (`guest_leases.py`)
             return
         tried: set[str] = set()
         most = math.inf if at_most is None else at_most
         while len(tried) < most:
             turn = int(min(_COLLECTED_AT_ONCE, most - len(tried)))
-            async with self._collecting:  # in turns: an append waits for one at most
+            async with self._collecting:  # in turns, so that an append waits for at most one
                 state = await self._machine.state(shard)
                 keys = deletable(state, self._book.without_hold(state))
                 used = self._book.used(keys) | tried
@@ -359,7 +365,7 @@ class ShardUpkeep:
                     return
                 tried.update(some)
                 if gone := frozenset(await self._parts.delete(some)):
-                    # After the delete: a crash between the two only repeats the delete.
+                    # After the delete: a crash in between only repeats the delete.
                     await self._forget(shard, gone)
 
     async def _forget(self, shard: ShardId, gone: frozenset[str]) -> None:
@@ -371,7 +377,7 @@ class ShardUpkeep:
         await self._machine.change([shard], change)
 
     async def dropped(self, states: Sequence[ShardState]) -> None:
-        """Delete the blobs of dropped shards, except those in use by readers."""
+        """Delete the blobs of dropped shards, except those that readers use."""
         for state in states:
             self._book.forget(state.id)
             self._last_times.pop(state.id, None)
@@ -394,6 +400,6 @@ def _replace(
     if parts and any(
         (b.lower, b.parts) == (lower, parts) and b.upper >= upper for b in state.batches
     ):
-        return ChangeOutcome(True)  # an earlier attempt succeeded, and its answer was lost
+        return ChangeOutcome(True)  # an earlier attempt succeeded, but its answer was lost
     merged = compacted(state, inputs, parts, listed)
     return ChangeOutcome(False) if merged is None else ChangeOutcome(True, {shard: merged})

@@ -1,1 +1,1 @@
-"""Spark's analysed plan of a query → the relational plan that the delta rules know."""
+"""Translates Spark's analysed plan of a query to the relational plan that the delta rules take."""

@@ -1,4 +1,4 @@
-"""Aggregate calls, window functions and sort orders of Catalyst as Spark SQL text."""
+"""Writes aggregate calls, window functions and sort orders of Catalyst as Spark SQL text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actors.engine.catalyst.special_forms import SpecialForm
 OWN_FRAME: Final = frozenset(
     {"CumeDist", "DenseRank", "Lag", "Lead", "NTile", "PercentRank", "Rank", "RowNumber"}
 )
-"""Window functions with a fixed frame: SQL refuses another."""
+"""Window functions with a fixed frame; SQL rejects any other."""
 _NO_ARGUMENTS: Final = {
     "CumeDist": "cume_dist()",
     "DenseRank": "dense_rank()",
@@ -21,9 +21,9 @@ _NO_ARGUMENTS: Final = {
     "Rank": "rank()",
     "RowNumber": "row_number()",
 }
-"""Functions whose children are the keys of the order, which the window's text has already."""
+"""Functions whose children are the keys of the order, which the window's text already contains."""
 _AggregateForm = Callable[[ExpressionText, TreeNode, str], str]
-"""Takes the writer, the aggregate function, and DISTINCT or an empty text."""
+"""Takes the writer, the aggregate function, and "DISTINCT " or ""."""
 _NUMBERS: Final = ("byte", "short", "integer", "long", "float", "double")
 
 
@@ -61,7 +61,7 @@ def _approximate_count(writer: ExpressionText, node: TreeNode, distinct: str) ->
 def _percentile(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
     check_settings(node, ("reverse",))
     if node.fields["reverse"]:
-        raise NotRendered("percentile of a descending order")
+        raise NotRendered("percentile in descending order")
     return f"percentile({distinct}{writer.many(_with_plain_percentages(node))})"
 
 
@@ -71,7 +71,7 @@ def _approximate_percentile(writer: ExpressionText, node: TreeNode, distinct: st
 
 
 def _with_plain_percentages(node: TreeNode) -> list[TreeNode]:
-    """Return the arguments without Spark's own cast of an array of percentages."""
+    """Return the arguments without the cast that Spark adds to an array of percentages."""
     value, percentages, *others = node.children
     kind = percentages.fields.get("dataType")
     if (
@@ -80,7 +80,8 @@ def _with_plain_percentages(node: TreeNode) -> list[TreeNode]:
         and kind.get("elementType") == "double"
         and not kind["containsNull"]
     ):
-        # The cast's type has no NULL elements, which SQL cannot express; Spark casts again.
+        # The type of the cast has no NULL elements, which SQL cannot express; Spark adds the cast
+        # again.
         percentages = percentages.children[0]
     return [value, percentages, *others]
 
@@ -101,7 +102,7 @@ def _mode(writer: ExpressionText, node: TreeNode, distinct: str) -> str:
     reverse = node.fields.get("reverseOpt")
     if reverse is None:
         return f"mode({distinct}{value})"
-    # Spark's builder reverses the order: among equal counts the first in this order wins.
+    # Spark's builder reverses the order: of equal counts, the first in this order wins.
     return f"mode({distinct}) WITHIN GROUP (ORDER BY {value}{'' if reverse else ' DESC'})"
 
 
@@ -145,7 +146,7 @@ def window_function(writer: ExpressionText, node: TreeNode) -> str:
         return _NO_ARGUMENTS[node.name]
     nulls = " IGNORE NULLS" if node.fields.get("ignoreNulls") else ""
     if node.name in ("Lag", "Lead"):
-        # The offset as written: Catalyst's own field for `lag` is negated.
+        # The offset as written: Catalyst negates its own field for `lag`.
         offset = node.kid("inputOffset" if node.name == "Lag" else "offset")
         parts = [node.kid("input"), offset, node.kid("default")]
         arguments = writer.many(part for part in parts if part is not None)

@@ -1,9 +1,10 @@
-"""Aggregates that are no sums → calls with a formula whose value the bag of rows determines.
+"""Rewrites aggregates that are not sums as calls with a formula whose value depends only on the bag
+of rows.
 
-A touched group is computed afresh before and after a change, and the value before must equal the
-one that was emitted. So an aggregate whose value depends on the order of rows is replaced by one
-that gives a possible outcome of it and depends on the rows alone. All others here (percentiles,
-bits, counts by sketch) are functions of the bag already.
+A touched group is recomputed before and after a change, and the value before must equal the one
+that was emitted. So an aggregate whose value depends on the order of rows is replaced by a formula
+that gives one of its possible results and does not depend on the order. All other aggregates here
+(percentiles, bits, counts by sketch) are functions of the bag already.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _OF_PAIRS: Final = {
     "RegrSYY": "CASE WHEN s.n > 0D THEN s.xx END",
     "RegrSlope": "s.xy / nullif(s.yy, 0D)",
 }
-"""Formulas by Catalyst's name, over the count, the means x and y of the first and second argument,
-and the sums of products of the deviations from them."""
+"""Formulas by Catalyst's name. They use the count, the means x and y of the first and second
+argument, and the sums of products of the deviations from these means."""
 _OF_VALUES: Final = {
     "Kurtosis": "s.n * s.x4 / nullif(s.xx * s.xx, 0D) - 3D",
     "Skewness": "sqrt(s.n) * s.x3 / nullif(sqrt(s.xx * s.xx * s.xx), 0D)",
@@ -50,13 +51,15 @@ _OF_VALUES: Final = {
 MOMENTS: Final = frozenset(_OF_PAIRS) | frozenset(_OF_VALUES)
 
 
-def moment_formula(kind: str, values: tuple[str, ...], behind: str, *, distinct: bool) -> str:
-    """Return the text of an aggregate of `MOMENTS` over one or two values: covariance, correlation,
-    regression, skewness or kurtosis, as a function of the bag of rows.
+def moment_formula(
+    kind: str, values: tuple[str, ...], filter_clause: str, *, distinct: bool
+) -> str:
+    """Return the text of an aggregate of `MOMENTS` over one or two values (covariance, correlation,
+    regression, skewness or kurtosis) as a function of the bag of rows.
 
-    Spark merges moments in the order in which rows come, so that floats differ in their last bits.
-    Here they are summed over the sorted values, the means first: equal for equal rows, and as
-    exact.
+    Spark merges moments in the order in which rows arrive, so floats differ in their last bits.
+    Here they are summed over the sorted values, after the means: the result is equal for equal
+    bags, and just as exact.
 
     Source: Spark's ``Covariance``, ``PearsonCorrelation``, ``CentralMomentAgg`` and
     ``linearRegression.scala`` define which results are NULL; the first argument of ``regr_*(y, x)``
@@ -64,8 +67,8 @@ def moment_formula(kind: str, values: tuple[str, ...], behind: str, *, distinct:
 
     Args:
         kind: Catalyst's name of the aggregate.
-        values: Texts of the arguments.
-        behind: FILTER (WHERE …), or an empty text.
+        values: The texts of the arguments.
+        filter_clause: FILTER (WHERE …), or "".
         distinct: True if each value, or pair, counts once.
 
     >>> moment_formula("CovSample", ("a", "b"), "", distinct=False)[:71]
@@ -78,7 +81,7 @@ def moment_formula(kind: str, values: tuple[str, ...], behind: str, *, distinct:
     )
     row = f"CASE WHEN {there} THEN {_struct(*doubles)} END"
     gathered = "collect_set" if distinct else "collect_list"
-    rows = f"array_sort({gathered}({row}){behind})"
+    rows = f"array_sort({gathered}({row}){filter_clause})"
     sums = _struct(("n", "s.n + 1D"), *((name, f"s.{name} + p.{name}") for name in names))
     away = {name: f"(p.{name} - s.{name})" for name in names}
     powers: dict[str, tuple[str, ...]] = {"xx": ("x", "x"), "yy": ("y", "y"), "xy": ("x", "y")}
@@ -105,28 +108,29 @@ def _struct(*fields: tuple[str, str]) -> str:
 # -- calls -----------------------------------------------------------------------------------------
 
 WriteExpression = Callable[[TreeNode, Mapping[int, ColumnBinding]], WrittenExpression]
-"""Writes an expression over the columns below a grouping and the given ones."""
+"""Writes an expression over the columns below a grouping and the given columns."""
 _FIRST_PLACE: Final = -1_000_000
-"""Number of the attribute that stands for a formula's first argument; the others count down."""
+"""Number of the attribute that stands for a formula's first argument; those of later arguments
+count down."""
 _MARK: Final = re.compile("\ue000(\\d+)\ue001")
 _UNORDERED: Final = ("map<", "variant", "interval")
 _DECIMAL_DIGITS_MAX: Final = 26
-"""Limit of the digits of values whose partial sums surely fit into Spark's 38."""
+"""Maximum number of digits of values whose partial sums always fit into Spark's 38 digits."""
 _EXACT: Final = ("tinyint", "smallint", "int")
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """Parts of a formula: texts with placeholders."""
+    """The parts of a formula, as texts with placeholders."""
 
     kind: str
     written: str
     values: tuple[str, ...]
-    """Arguments as written in the call: a placeholder, or a constant's text."""
+    """The arguments as written in the call: a placeholder, or the text of a constant."""
     types: tuple[str, ...]
     row: tuple[str, ...]
-    """Placeholders of all values that are read of the same row."""
-    behind: str
-    """FILTER (WHERE …), or an empty text."""
+    """Placeholders of all values that are read from the same row."""
+    filter_clause: str
+    """FILTER (WHERE …), or ""."""
     distinct: bool
 
 
@@ -134,24 +138,24 @@ _Formula = Callable[[_Call], str]
 
 
 def formula_call(node: TreeNode, write: WriteExpression, row: Sequence[TreeNode]) -> AggregateCall:
-    """Return the call, without a name, of an aggregate expression of Catalyst's.
+    """Return the call, without a name, for an aggregate expression of Catalyst's.
 
-    `row`: the values that this call and others read of one row. Raises `NotRendered` for an
-    aggregate whose value is not surely a function of the bag of rows.
+    `row`: the values that this call and others read from one row. Raises `NotRendered` for an
+    aggregate whose value may not be a function of the bag of rows.
     """
     inner = node.children[0]
     formula = _formula_of(inner)
     of_a_row = inner.name in _OF_A_ROW and not inner.fields["ignoreNulls"]
-    places = _Places(write, all_of_them=inner.name not in _WITH_CONSTANTS)
+    places = _Placeholders(write, all_of_them=inner.name not in _WITH_CONSTANTS)
     made = node.replaced([places.replaced(inner), *map(places.placed, node.children[1:])])
-    behind = [places.text(each) for each in made.children[1:]]
+    filter_clause = [places.text(each) for each in made.children[1:]]
     call = _Call(
         inner.name,
         places.text(made),
         tuple(places.text(each) for each in made.children[0].children),
         tuple(type_of(each) for each in inner.children if each.name != "SortOrder"),
         tuple(places.text(places.placed(each)) for each in row) if of_a_row else (),
-        f" FILTER (WHERE {behind[0]})" if behind else "",
+        f" FILTER (WHERE {filter_clause[0]})" if filter_clause else "",
         bool(node.fields["isDistinct"]),
     )
     chosen = formula(call)
@@ -159,8 +163,9 @@ def formula_call(node: TreeNode, write: WriteExpression, row: Sequence[TreeNode]
     for each in arguments:
         if any(word in each.type for word in _UNORDERED):
             raise NotRendered(f"the aggregate {inner.name} over {each.type}")
-    test = "" if not behind else arguments[int(behind[0].strip("{}"))].text
-    # Rows that FILTER drops are not computed: Spark does not either, and they might raise.
+    test = "" if not filter_clause else arguments[int(filter_clause[0].strip("{}"))].text
+    # Rows that FILTER drops are not computed: Spark does not compute them either, and they might
+    # raise an error.
     guarded = [
         f"CASE WHEN {test} THEN {each.text} END" if test and each.text != test else each.text
         for each in arguments
@@ -180,14 +185,16 @@ def formula_call(node: TreeNode, write: WriteExpression, row: Sequence[TreeNode]
     )
 
 
-class _Places:
-    """Arguments of a formula and their placeholders; equal arguments share one."""
+class _Placeholders:
+    """The arguments of a formula and their placeholders; equal arguments share one."""
 
     def __init__(self, write: WriteExpression, *, all_of_them: bool) -> None:
-        """`all_of_them`: true if constants have placeholders, too."""
+        """`all_of_them`: true if constants also get placeholders."""
         self._write = write
         self._all_of_them = all_of_them
+        # The columns given to placeholders so far, by the numbers of their attributes.
         self._columns: dict[int, ColumnBinding] = {}
+        # The distinct arguments so far; a placeholder is an index into them.
         self.arguments: list[WrittenExpression] = []
 
     def replaced(self, node: TreeNode) -> TreeNode:
@@ -223,7 +230,7 @@ def values_of_rows(
     nodes: Iterable[TreeNode], write: WriteExpression
 ) -> dict[str, tuple[TreeNode, ...]]:
     """Return the values that the ``first``, ``last`` and ``any_value`` calls among aggregate
-    expressions read of one row, by the text of their FILTER."""
+    expressions read from one row, by the text of their FILTER."""
     found: dict[str, dict[str, TreeNode]] = {}
     for node in nodes:
         inner = node.children[0]
@@ -234,12 +241,12 @@ def values_of_rows(
 
 
 def filter_text(node: TreeNode, write: WriteExpression) -> str:
-    """Return the text of an aggregate expression's FILTER; empty if it has none."""
+    """Return the text of an aggregate expression's FILTER; "" if it has none."""
     return write(node.children[1], {}).text if node.children[1:] else ""
 
 
 def is_trying(node: TreeNode) -> bool:
-    """Return whether an expression gives NULL where it would raise (``try_sum``)."""
+    """Return whether an expression gives NULL instead of raising an error (``try_sum``)."""
     mode = node.fields.get("evalMode")
     context = node.fields.get("evalContext")
     if isinstance(context, dict):
@@ -251,58 +258,60 @@ def is_trying(node: TreeNode) -> bool:
 
 
 def _as_written(call: _Call) -> str:
-    """Return the call itself, whose value the bag of rows determines."""
+    """Return the call itself, whose value depends only on the bag of rows."""
     return call.written
 
 
 def _of_a_row(function: str) -> _Formula:
     def chosen(call: _Call) -> str:
         if not call.row:
-            # With IGNORE NULLS each call takes its own least value: there is no common row.
-            return f"{function}({call.values[0]}){call.behind}"
-        # One row for all such calls of a grouping: least in the order of all their values.
+            # With IGNORE NULLS each call takes its own least value, since there is no common row.
+            return f"{function}({call.values[0]}){call.filter_clause}"
+        # All such calls of a grouping read the same row: the least in the order of all their
+        # values.
         fields = ", ".join(f"'c{number}', {each}" for number, each in enumerate(call.row))
         number = call.row.index(call.values[0])
-        # ``first`` and ``any_value`` become the least row, ``last`` the greatest.
-        return f"({function}(named_struct({fields})){call.behind}).c{number}"
+        # ``first`` and ``any_value`` read the least row, ``last`` the greatest.
+        return f"({function}(named_struct({fields})){call.filter_clause}).c{number}"
 
     return chosen
 
 
 def _by(function: str) -> _Formula:
     def chosen(call: _Call) -> str:
-        # Among ties the greatest (max_by) or least (min_by) value: it is part of the compared pair.
+        # Of several rows with the same order, max_by takes the greatest value and min_by the least:
+        # the value is part of the compared pair.
         value, order = call.values
         pair = f"named_struct('o', {order}, 'v', {value})"
         # Spark's max_by ignores rows whose order is NULL.
         pair = f"CASE WHEN {order} IS NOT NULL THEN {pair} END"
-        return f"({function}({pair}){call.behind}).v"
+        return f"({function}({pair}){call.filter_clause}).v"
 
     return chosen
 
 
 def _sorted_values(call: _Call) -> str:
-    # Spark gathers in the order of rows: sorted, the array depends on the bag alone.
+    # Spark collects values in the order of the rows. Sorted, the array depends only on the bag.
     gathered = "collect_set" if call.distinct or call.kind == "CollectSet" else "collect_list"
-    return f"array_sort({gathered}({call.values[0]}){call.behind})"
+    return f"array_sort({gathered}({call.values[0]}){call.filter_clause})"
 
 
 def _least_mode(call: _Call) -> str:
     if "WITHIN GROUP" in call.written:
         return call.written
-    # With an order Spark returns the first of several modes in it: the least.
-    return f"mode() WITHIN GROUP (ORDER BY {call.values[0]}){call.behind}"
+    # With an order, Spark returns the first of several modes in that order: the least.
+    return f"mode() WITHIN GROUP (ORDER BY {call.values[0]}){call.filter_clause}"
 
 
 def _exact_percentile(call: _Call) -> str:
     """Return the value of the least rank that the percentage allows.
 
-    Source: ``QuantileSummaries.query``, of rows that were not compressed.
+    Source: ``QuantileSummaries.query`` over rows that were not compressed.
     """
     value, wanted, _ = call.values
     # Spark's sketch depends on the order of rows; this percentile is exact.
     gathered = "collect_set" if call.distinct else "collect_list"
-    values = f"array_sort({gathered}({value}){call.behind})"
+    values = f"array_sort({gathered}({value}){call.filter_clause})"
     place = f"greatest(1, CAST(ceil(size({values}) * CAST(p AS double)) AS int))"
     several = call.types[1].startswith("array")
     listed = wanted if several else f"array({wanted})"
@@ -314,28 +323,31 @@ def _summed_in_order(call: _Call) -> str:
     exact = [kind for kind in call.types if kind.startswith("decimal")]
     if exact and call.kind in ("RegrAvgX", "RegrAvgY"):
         raise NotRendered(f"the aggregate {call.kind} over {exact[0]}")
-    # Spark merges moments in the order of rows; the formula sums in the order of the values.
-    return moment_formula(call.kind, call.values, call.behind, distinct=call.distinct)
+    # Spark merges moments in the order of the rows; the formula sums in the order of the values.
+    return moment_formula(call.kind, call.values, call.filter_clause, distinct=call.distinct)
 
 
 def _joined_texts(call: _Call) -> str:
     value, delimiter, *orders = call.values
     word = "DISTINCT " if call.distinct else ""
     if not (call.distinct and orders):
-        # Ties are ordered by the value; DISTINCT allows no other order than the written one.
+        # Rows with the same order are ordered by their value. DISTINCT allows no other order than
+        # the one written.
         orders.append(value)
     order = ", ".join(orders)
-    return f"listagg({word}{value}, {delimiter}) WITHIN GROUP (ORDER BY {order}){call.behind}"
+    return (
+        f"listagg({word}{value}, {delimiter}) WITHIN GROUP (ORDER BY {order}){call.filter_clause}"
+    )
 
 
 def _tried_sum(call: _Call) -> str:
     kind = call.types[0]
     if kind in _EXACT:
         return call.written
-    # A partial sum may overflow in one order of rows only: summed in decimals, the total alone
+    # A partial sum may overflow in some orders of rows only. Summed as decimals, only the total
     # decides.
     if kind == "bigint":
-        total = f"sum(CAST({call.values[0]} AS decimal(38,0))){call.behind}"
+        total = f"sum(CAST({call.values[0]} AS decimal(38,0))){call.filter_clause}"
         return f"try_cast({total} AS bigint)"
     digits = re.fullmatch(r"decimal\((\d+),\d+\)", kind)
     if digits is not None and int(digits[1]) <= _DECIMAL_DIGITS_MAX:
@@ -382,11 +394,11 @@ _WITH_CONSTANTS: Final = frozenset(
         "PercentileDisc",
     }
 )
-"""Aggregates some of whose arguments must be constants."""
+"""Aggregates for which some arguments must be constants."""
 
 
 def _formula_of(inner: TreeNode) -> _Formula:
-    """Return the maker of an aggregate function's formula. Raises `NotRendered`."""
+    """Return the function that makes an aggregate function's formula. Raises `NotRendered`."""
     known = _TRIED if is_trying(inner) else _FORMULAS
     found = known.get(inner.name)
     if found is None:

@@ -1,4 +1,5 @@
-"""Catalyst's aggregates → `AggregateCall`s, and the expressions over their results."""
+"""Translates the aggregates of Catalyst to `AggregateCall`s, and the expressions over their
+results."""
 
 from __future__ import annotations
 
@@ -52,17 +53,19 @@ class CallCollector:
         self._write_over = write
         self._fresh = fresh
         self._ansi = ansi
+        # Number of the result of each call so far.
         self._known: dict[AggregateCall, int] = {}
+        # The calls so far, with names.
         self.calls: list[AggregateCall] = []
         self.columns: dict[int, ColumnBinding] = {}
-        """Results of the calls, by negative numbers, which no attribute of Catalyst has."""
+        """Results of the calls, by negative numbers, which are never attributes of Catalyst's."""
         found = (each for item in items for each in walk(item))
         self._rows = values_of_rows((e for e in found if e.name == "AggregateExpression"), write)
 
     def replaced(self, node: TreeNode) -> TreeNode:
         """Return an expression with an attribute in place of each aggregate.
 
-        Raises `NotRendered` for an aggregate that no rule knows.
+        Raises `NotRendered` for an aggregate that no rule supports.
         """
         if node.name == "AggregateExpression":
             number = self._number(node)
@@ -73,11 +76,11 @@ class CallCollector:
         return node.replaced(children)
 
     def all_calls(self) -> tuple[AggregateCall, ...]:
-        """Return the calls; if there are none, a count that makes the group a row."""
+        """Return the calls. If there are none, return a count, since a group must have a row."""
         several = {call.argument for call in self.calls if call.formula and call.distinct}
         if len(several) > 1:
-            # Spark would expand all rows once for each of them.
-            raise NotRendered("DISTINCT in several aggregates that are no sums")
+            # Spark would expand each row once for each of these aggregates.
+            raise NotRendered("DISTINCT in several aggregates that are not sums")
         rows = AggregateCall(
             self._fresh.take("a", "bigint"), "count", None, "bigint", "bigint", False
         )
@@ -108,7 +111,7 @@ class CallCollector:
             condition = self._write(conditions[0]).text
             value = "1" if argument is None else argument[0]
             kind = "int" if argument is None else argument[1]
-            # FILTER becomes a CASE: NULLs do not count in any of these aggregates.
+            # FILTER becomes a CASE, since none of these aggregates counts NULLs.
             argument = (f"CASE WHEN {condition} THEN {value} END", kind, True)
         result = type_of(inner)
         if argument is None:
@@ -119,7 +122,8 @@ class CallCollector:
         return AggregateCall("", function, text, result, kind, nullable, distinct)
 
     def _argument(self, inner: TreeNode, *, distinct: bool) -> tuple[str, str, bool] | None:
-        """Return (text, type, nullable) of the aggregated value; None: rows are counted."""
+        """Return the text, type and nullability of the aggregated value; None if rows are
+        counted."""
         given = inner.children
         if inner.name == "CountIf":
             condition = self._write(given[0]).text
@@ -132,7 +136,7 @@ class CallCollector:
             return None
         argument = given[0]
         if _FUNCTIONS[inner.name] in SPREADS and argument.name == "Cast":
-            # Spark casts the argument to double; the uncast values can be summed exactly.
+            # Spark casts the argument to double, but the original values can be summed exactly.
             exact = argument.children[0]
             if type_of(exact) in _EXACT_AS_DOUBLE or type_of(exact).startswith("decimal"):
                 argument = exact
@@ -140,7 +144,8 @@ class CallCollector:
         return written.text, written.type, is_nullable(argument)
 
     def _all_present(self, given: list[TreeNode], *, distinct: bool) -> tuple[str, str, bool]:
-        """Return the value that ``count`` of several arguments counts: NULL if any of them is."""
+        """Return the value that ``count`` of several arguments counts: NULL if any of them is
+        NULL."""
         written = [self._write(each) for each in given]
         present = " AND ".join(f"({each.text} IS NOT NULL)" for each in written)
         if not distinct:

@@ -1,10 +1,11 @@
-"""Blocks: inputs under inner joins, and the distribution of their predicates.
+"""Blocks: inputs of inner joins, and the distribution of their predicates.
 
-A *block* is a product of inputs restricted by a conjunction. `PlanBlock.close` makes a plan of it:
-a predicate over one input filters that input, an equality between two inputs becomes an
-`ColumnEquality` (a side that is an expression is computed at its input as a new column), the rest
-is the join's residual. Catalyst has pushed predicates down already (``PushDownPredicates``);
-predicates over one input are left only where a constant or a flattened join made them so.
+A *block* is the product of its inputs, restricted by a conjunction. `PlanBlock.close` turns it into
+a plan: a predicate over one input filters that input; an equality between two inputs becomes a
+`ColumnEquality` (a side that is an expression is computed at its input as a new column); everything
+else is the residual of the join. Catalyst has already pushed predicates down
+(``PushDownPredicates``), so a predicate over one input remains only if a constant or a flattened
+join made it one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ColumnBinding(msgspec.Struct, frozen=True):
 
 
 class WrittenExpression(msgspec.Struct, frozen=True):
-    """Text of an expression, the column ids that it reads, and its type."""
+    """The text of an expression, the column ids that it reads, and its type."""
 
     text: str
     reads: frozenset[str]
@@ -45,8 +46,8 @@ class WrittenExpression(msgspec.Struct, frozen=True):
 
 
 class PlanConjunct(msgspec.Struct, frozen=True):
-    """A predicate. `sides`: both operands of an equality; `clock`: the edges of a comparison with
-    the clock; `safe`: true if it raises an error for no row."""
+    """A predicate. `sides`: both operands of an equality. `clock`: the edges of a comparison with
+    the clock. `safe`: true if it never raises an error."""
 
     written: WrittenExpression
     sides: tuple[WrittenExpression, WrittenExpression] | None = None
@@ -61,22 +62,23 @@ class PlanConjunct(msgspec.Struct, frozen=True):
         return self.written.text
 
 
-CLOCK_BETWEEN: Final = "a comparison with the clock that is no filter of one side of a join"
+CLOCK_BETWEEN: Final = "a comparison with the clock that is not a filter on one side of a join"
 Equality: TypeAlias = tuple[WrittenExpression, WrittenExpression, bool]
-"""An expression of the left, one of the right, and whether two NULLs are equal."""
+"""An expression of the left side, one of the right side, and whether two NULLs are equal."""
 
 
 class FreshIds:
-    """Column ids that are new in the whole plan (``k0``, ``k1`` …, for each prefix), and their
-    types."""
+    """Makes column ids that are new in the whole plan (``k0``, ``k1``, … for each prefix), and
+    keeps their types."""
 
     def __init__(self) -> None:
+        # The number of the next id, by prefix.
         self._next: dict[str, int] = {}
         self.types: dict[str, str] = {}
-        """Spark type of each column id."""
+        """The Spark type of each column id."""
 
     def take(self, prefix: str, kind: str) -> str:
-        """Return the next id with a prefix, of a column of this type."""
+        """Return the next id with a prefix, for a column of type `kind`."""
         number = self._next.get(prefix, 0)
         self._next[prefix] = number + 1
         self.types[f"{prefix}{number}"] = kind
@@ -84,17 +86,20 @@ class FreshIds:
 
 
 class PlanBlock(msgspec.Struct):
-    """Inputs, their product restricted by a conjunction, and the columns of Catalyst's
+    """Inputs, the conjunction that restricts their product, and the columns of Catalyst's
     attributes."""
 
+    # The inputs of the join so far.
     inputs: list[Plan]
+    # The predicates that are not distributed yet.
     conjuncts: list[PlanConjunct]
     output: list[int]
-    """Ids of Catalyst's attributes, in order; one may occur twice."""
+    """Ids of Catalyst's attributes, in order; an id may occur twice."""
+    # The column of each attribute.
     columns: dict[int, ColumnBinding]
 
     def merged(self, other: PlanBlock, conjuncts: Iterable[PlanConjunct]) -> PlanBlock:
-        """Return the inner join of both under a condition."""
+        """Return the inner join of both blocks under a condition."""
         return PlanBlock(
             [*self.inputs, *other.inputs],
             [*self.conjuncts, *other.conjuncts, *conjuncts],
@@ -103,7 +108,7 @@ class PlanBlock(msgspec.Struct):
         )
 
     def close(self, fresh: FreshIds) -> Plan:
-        """Return the block as one plan.
+        """Return the block as a single plan.
 
         >>> from actors.model.plan.relational import ScanNode
         >>> key = WrittenExpression("i0_a", frozenset({"i0_a"}), "int")
@@ -154,11 +159,11 @@ class PlanBlock(msgspec.Struct):
 
 
 def filtered(plan: Plan, conjunct: PlanConjunct, fresh: FreshIds) -> Plan:
-    """Return the plan's rows for which a predicate over them is true."""
+    """Return the rows of the plan that satisfy a predicate over them."""
     predicate = conjunct.written.text
     if conjunct.clock is not None:
-        # An unsafe comparison must not see rows that the filter before it drops: it stays a second
-        # filter.
+        # An unsafe comparison must not see rows that the filter before it drops, so it stays a
+        # second filter.
         if isinstance(plan, TemporalFilter) and conjunct.safe:
             return msgspec.structs.replace(plan, bounds=(*plan.bounds, conjunct.clock))
         types = tuple((id_, fresh.types[id_]) for id_ in columns_of(plan))
@@ -171,7 +176,8 @@ def filtered(plan: Plan, conjunct: PlanConjunct, fresh: FreshIds) -> Plan:
 def add_key_columns(
     plan: Plan, sides: Iterable[WrittenExpression], fresh: FreshIds
 ) -> tuple[Plan, dict[str, str]]:
-    """Return the plan with a column for each expression, and the columns' ids by the texts."""
+    """Return the plan with a column for each expression, and the ids of these columns by the
+    texts."""
     columns = columns_of(plan)
     names = {name: name for name in columns}
     made: list[NamedExpression] = []
@@ -186,8 +192,8 @@ def add_key_columns(
 
 
 def guards_first(conjuncts: Iterable[PlanConjunct]) -> list[PlanConjunct]:
-    """Return predicates with those first that raise for no row: they guard the others, and Catalyst
-    may have moved the others before them.
+    """Return the predicates with those that never raise an error first. They may guard the others,
+    and Catalyst may have moved the others before them.
 
     >>> raising = PlanConjunct(WrittenExpression("12 div x > 1", frozenset("x")))
     >>> guard = PlanConjunct(WrittenExpression("x <> 0", frozenset("x")), safe=True)
@@ -200,10 +206,10 @@ def guards_first(conjuncts: Iterable[PlanConjunct]) -> list[PlanConjunct]:
 def split_conjuncts(
     conjuncts: Iterable[PlanConjunct], left: Plan, right: Plan
 ) -> tuple[list[Equality], list[str], list[PlanConjunct], list[PlanConjunct]]:
-    """Return the equalities between two sides, the other predicates over both, and the predicates
-    over each side alone.
+    """Return the equalities between two sides, all other predicates over both sides, and the
+    predicates over each side alone.
 
-    Raises `NotTranslated` for a comparison with the clock among the others.
+    Raises `NotTranslated` for a comparison with the clock among the other predicates.
     """
     mine, theirs = frozenset(columns_of(left)), frozenset(columns_of(right))
     equal: list[Equality] = []

@@ -1,7 +1,7 @@
-"""Catalyst expressions as Spark SQL text that Spark analyses to the same expression again.
+"""Writes Catalyst expressions as Spark SQL text that Spark analyses to the same expression again.
 
-The text names columns as the caller maps their ids. An expression without such a text is refused
-with `NotRendered`; it is never replaced by a similar one.
+The text names columns as the caller maps their ids. An expression without such a text raises
+`NotRendered`; it is never replaced by a similar one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from actors.engine.catalyst.plan_tree import TreeNode
 from actors.engine.catalyst.special_forms import SPECIAL_FORMS, SpecialForm
 
 DEPTH_MAX: Final = 120
-"""Limit of nested calls. Each takes some frames here, and many more in Spark's parser."""
+"""Maximum nesting of calls. Each takes some stack frames here, and many more in Spark's parser."""
 NESTED_LOGIC_MAX: Final = 16
-"""Depth up to which a chain of ANDs or ORs is written as it is nested."""
+"""Maximum depth at which a chain of ANDs or ORs keeps its nesting."""
 
 _FORMS: Final[dict[str, SpecialForm]] = {**SPECIAL_FORMS, **AGGREGATE_FORMS}
 CLOCK_CALLS: Final = {
@@ -33,7 +33,7 @@ CLOCK_CALLS: Final = {
     "LocalTimestamp": "localtimestamp()",
     "Now": "now()",
 }
-"""Calls of the clock that a temporal filter supports, by the class of their expression."""
+"""Calls of the clock that a temporal filter supports, by the classes of their expressions."""
 _OPERATORS: Final = {
     "And": "AND",
     "BitwiseAnd": "&",
@@ -81,15 +81,16 @@ _CHAINS: Final = {
     "Remainder": "product",
     "Subtract": "sum",
 }
-"""Operators of one precedence: ``((a + b) - c)`` is ``a + b - c``."""
+"""Operators of the same precedence: ``((a + b) - c)`` is written as ``a + b - c``."""
 
 
 class ExpressionWriter:
-    """Writes expressions over columns that `column` names by their ids.
+    """Writes expressions over columns, whose ids `column` maps to names.
 
-    `subqueries` maps the ids of scalar subqueries to their columns; any other is refused. `ansi`
-    and `raw_strings` are the session's settings ``spark.sql.ansi.enabled`` and
-    ``spark.sql.parser.escapedStringLiterals``. Calls of the clock are refused without `clock`.
+    `subqueries` maps the ids of scalar subqueries to their columns; any other subquery raises
+    `NotRendered`. `ansi` and `raw_strings` are the session's settings ``spark.sql.ansi.enabled``
+    and ``spark.sql.parser.escapedStringLiterals``. Without `clock`, calls of the clock raise
+    `NotRendered`.
     """
 
     def __init__(
@@ -105,9 +106,12 @@ class ExpressionWriter:
         self.functions = functions
         self.ansi = ansi
         self.raw_strings = raw_strings
+        # Columns of scalar subqueries, by the subqueries' ids; the caller fills it.
         self.subqueries: dict[int, str] = {}
         self._column = column
+        # Definitions of common expressions, by id.
         self._commons: dict[int, TreeNode] = {}
+        # Number of calls open at the current node.
         self._depth = 0
 
     def write(self, node: TreeNode) -> str:
@@ -125,10 +129,10 @@ class ExpressionWriter:
         return ", ".join(self.write(node) for node in nodes)
 
     def call(self, node: TreeNode, *, before: str = "") -> str:
-        """Return a call of an expression's function with all children; `before` them DISTINCT or
-        nothing."""
+        """Return a call of an expression's function with all children. `before`: what precedes
+        them, such as DISTINCT."""
         if node.fields.get("stale"):
-            # The only child is a replacement, which is no argument.
+            # The only child is a replacement, not an argument.
             raise NotRendered(f"stale parameters of {node.name}")
         if evaluation_mode(node) == "TRY":
             name = TRY_NAMES.get(node.name)
@@ -145,7 +149,7 @@ class ExpressionWriter:
         if name == "AttributeReference":
             return self._column(node.fields["exprId"])
         if name in CLOCK_CALLS and not self._clock:
-            raise NotRendered(f"{CLOCK_CALLS[name]} elsewhere than in a comparison of WHERE")
+            raise NotRendered(f"{CLOCK_CALLS[name]} outside a comparison in WHERE")
         if name == "Literal":
             return literal_text(node, raw=self.raw_strings)
         if node.fields.get("stale"):
@@ -154,7 +158,7 @@ class ExpressionWriter:
             return self._logical(node)
         if self._is_link(node):
             return self._chain(node)
-        # Special forms first: some of their classes also have a function's name.
+        # Special forms first: some of their classes also have the name of a function.
         form = _FORMS.get(name)
         if form is not None:
             return form(self, node)
@@ -185,7 +189,7 @@ class ExpressionWriter:
         return self.call(node)
 
     def _logical(self, node: TreeNode) -> str:
-        """Write a chain of ANDs or of ORs as it is nested; a deep one without inner parentheses."""
+        """Write a chain of ANDs or ORs with its nesting; a deep one without inner parentheses."""
         operands: list[TreeNode] = []
         waiting = [(node, 0)]
         deepest = 0
@@ -196,7 +200,7 @@ class ExpressionWriter:
             else:
                 operands.append(found)
                 deepest = max(deepest, depth)
-        # Written flat it has the same value, and Spark's parser makes a balanced tree of it.
+        # Without parentheses it has the same value, and Spark's parser makes a balanced tree of it.
         if deepest <= NESTED_LOGIC_MAX:
             operands = node.children
         word = f" {_OPERATORS[node.name]} "
@@ -210,8 +214,8 @@ class ExpressionWriter:
         return mode is None or mode == ("ANSI" if self.ansi else "LEGACY")
 
     def _chain(self, node: TreeNode) -> str:
-        """Write a left-deep chain of operators without inner parentheses: Spark's parser allows few
-        levels."""
+        """Write a left-deep chain of operators without inner parentheses, since Spark's parser
+        allows only few levels."""
         parts: list[str] = []
         precedence = _CHAINS[node.name]
         while self._is_link(node) and _CHAINS[node.name] == precedence:
@@ -223,7 +227,7 @@ class ExpressionWriter:
         return f"({''.join(reversed(parts))})"
 
     def _replacement(self, node: TreeNode) -> str:
-        """Write a replaceable function whose parameters are stale, by its replacement."""
+        """Write a replaceable function through its replacement if its parameters are stale."""
         made = node.children[0]
         parameters = _parameters(node.name, made)
         if parameters is None:
@@ -233,7 +237,7 @@ class ExpressionWriter:
     def _with(self, node: TreeNode) -> str:
         body, *definitions = node.children
         for definition in definitions:
-            # SQL has no such form: each reference is written as its definition.
+            # SQL has no such form, so each reference is written as its definition.
             self._commons[_common_id(definition)] = definition.children[0]
         return self.write(body)
 
@@ -243,8 +247,8 @@ def _common_id(node: TreeNode) -> int:
 
 
 def _parameters(name: str, made: TreeNode) -> list[TreeNode] | None:
-    """Return the current parameters of a replaceable function, found in its replacement; None if
-    the replacement can be written itself."""
+    """Return the current parameters of a replaceable function, taken from its replacement; None if
+    the replacement itself can be written."""
     if made.name != "With":
         return None
     body, *definitions = made.children

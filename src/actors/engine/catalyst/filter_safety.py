@@ -1,8 +1,9 @@
-"""Predicates that may be evaluated on rows on which the query itself never evaluates them.
+"""Finds predicates that are safe to evaluate on rows on which the query itself never evaluates
+them.
 
-A filter below a join sees rows without a match: an expression that raises an error there makes a
-query fail that has a result. So only expressions of a list are moved; an expression that is not on
-it, or has other types than the list assumes, counts as unsafe.
+A filter below a join also sees rows without a match: an expression that raises an error there would
+fail a query that has a result. So only listed expressions are moved. An expression that is not
+listed, or has other types than the list assumes, counts as unsafe.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ Size ArraySize ArrayContains MapKeys MapValues
 With CommonExpressionDef CommonExpressionRef NullIfResult
 """
 _ALWAYS: Final = frozenset(_ALWAYS_WORDS.split())
-"""Classes that never raise, in ANSI mode or without, whatever the values of their types are.
+"""Classes that never raise an error, with or without ANSI mode, whatever the values of their types.
 
-Excluded on purpose: functions whose result can exceed a limit (concat, replace, the first day of
-the month at the end of all days), those that read a pattern or a format from a column, arithmetic,
+Excluded on purpose: functions whose result can exceed a limit (concat, replace, the first day of a
+month at the end of all days), functions that read a pattern or a format from a column, arithmetic,
 and casts of strings.
 """
 _ORDERED: Final = (
@@ -51,7 +52,7 @@ _STRING_PARTS: Final = ("Left", "Right")
 def is_surely_safe(node: TreeNode) -> bool:
     """Return whether an expression can never raise an error, on any row, in any mode.
 
-    Unsure means False. A division, a cast of a string or a user's function is unsafe:
+    Returns False when in doubt. A division, a cast of a string or a user's function is unsafe:
 
     >>> column = TreeNode("x.AttributeReference", {"exprId": 1, "dataType": "integer"})
     >>> is_surely_safe(TreeNode("x.IsNull", {}, [column]))
@@ -63,7 +64,7 @@ def is_surely_safe(node: TreeNode) -> bool:
 
 
 def _is_safe_itself(node: TreeNode) -> bool:
-    # Evaluated on other rows it would give other values.
+    # Evaluated on other rows, it would give other values.
     if node.fields.get("volatile"):
         return False
     if node.name == "Cast":
@@ -73,17 +74,17 @@ def _is_safe_itself(node: TreeNode) -> bool:
     if node.name in ("LikeAll", "LikeAny", "NotLikeAll", "NotLikeAny"):
         return all(pattern is None or "\\" not in pattern for pattern in node.fields["patterns"])
     if node.name in _ORDERED:
-        # Different types need a cast, which may raise.
+        # Different types need a cast, which may raise an error.
         left, right = (type_of(child) for child in node.children)
         return left is not None and left == right
     return node.name in _ALWAYS and _is_uncast(node)
 
 
 def _is_uncast(node: TreeNode) -> bool:
-    """Return whether a replaceable function computes with its parameters uncast."""
+    """Return whether a replaceable function uses its parameters without casts."""
     if "stale" not in node.fields or node.fields["stale"]:
         return True
-    # The casts that Spark adds are in the function's replacement only, not in its parameters.
+    # Casts that Spark adds are only in the function's replacement, not in its parameters.
     kinds = [type_of(child) for child in node.children]
     if node.name in _STRING_PARTS:
         return kinds == ["string", "integer"]
@@ -92,7 +93,7 @@ def _is_uncast(node: TreeNode) -> bool:
 
 
 def _is_plain_pattern(node: TreeNode) -> bool:
-    """Return whether a LIKE has a literal pattern without escapes: a misplaced escape raises an
+    """Return whether a LIKE has a literal pattern without escapes. A misplaced escape raises an
     error."""
     pattern = node.children[1]
     value = pattern.fields.get("value")
@@ -100,7 +101,7 @@ def _is_plain_pattern(node: TreeNode) -> bool:
 
 
 def _widens(source: Any, target: Any) -> bool:
-    """Return whether every value of the source type is one of the target type, so that a cast
+    """Return whether every value of the source type is also one of the target type, so that a cast
     cannot fail."""
     if not isinstance(source, str) or not isinstance(target, str):
         return False
@@ -111,7 +112,7 @@ def _widens(source: Any, target: Any) -> bool:
     if target.startswith("decimal("):
         whole = _whole_digits(source)
         return whole is not None and whole <= _decimal_room(source, target)
-    # Double takes any decimal, rounded, without an error.
+    # A double takes any decimal, rounded, without an error.
     if source.startswith("decimal("):
         return target == "double"
     if target == "string":
@@ -127,8 +128,8 @@ def _whole_digits(kind: str) -> int | None:
 
 
 def _decimal_room(source: str, target: str) -> int:
-    """Return the digits before the point that a decimal has; -1 if it rounds the source's
-    values."""
+    """Return the number of digits that a decimal has before the point; -1 if it would round the
+    values of the source."""
     precision, scale = _precision(target)
     if source.startswith("decimal(") and _precision(source)[1] > scale:
         # Rounding up can exceed the type.

@@ -1,9 +1,9 @@
-"""Functions of Catalyst's expression classes: their names in SQL, and the settings that a call
-keeps.
+"""Names the functions of Catalyst's expression classes in SQL, and checks the settings that a call
+implies.
 
-A call's text contains its arguments only. A field of the class that is no argument (a *setting*)
-must have the value that Spark gives it when it analyses that text: `check_settings` refuses any
-other, so that a variant of a function is never written as the plain one.
+The text of a call contains only its arguments. A field of the class that is not an argument (a
+*setting*) must have the value that Spark gives it when it analyses the text. `check_settings`
+rejects any other value, so that a variant of a function is never written as the plain function.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from actors.engine.catalyst.plan_tree import TreeNode
 _PACKAGE: Final = "org.apache.spark.sql.catalyst.expressions."
 _BUILDERS: Final = ("ExpressionBuilder", "Builder")
 _NAMES: Final = {
-    # Classes with several names: the one without a grammar of its own.
+    # Classes with several names: the one that has no grammar of its own.
     "BoolAnd": "bool_and",
     "BoolOr": "bool_or",
     "DateAdd": "date_add",
@@ -49,10 +49,10 @@ _MODES: Final = frozenset({"evalMode", "evalContext", "failOnError", "ansiEnable
 """Settings that follow from the session's ANSI mode, unless the function is a try_ form."""
 _SET_BY_SPARK: Final = frozenset(
     {
-        # The session's, under which the text is analysed, too.
+        # The time zone of the session, under which the text is also analysed.
         "timeZoneId",
         "zoneId",
-        # Offsets in a buffer, chosen when a query is executed.
+        # Offsets in a buffer, which are chosen when a query is executed.
         "mutableAggBufferOffset",
         "inputAggBufferOffset",
     }
@@ -78,8 +78,8 @@ _USUAL: Final[dict[tuple[str, str], Any]] = {
     ("Unhex", "failOnError"): False,
     ("XxHash64", "seed"): 42,
 }
-"""Value of a setting, by (class, field), in the function's plain call. Many are defaults of Spark's
-legacy settings: with any other value the view is not rendered."""
+"""The value of a setting, by (class, field), in a plain call of the function. Many are defaults of
+Spark's legacy settings: with any other value the expression is not rendered."""
 _USUAL_EVERYWHERE: Final[dict[str, Any]] = {"nullOnDivideByZero": True}
 """The same for all classes that have the field."""
 
@@ -90,8 +90,8 @@ _NO_VALUE: Final = object()
 class FunctionNames:
     """The functions of a session that are Spark's own, by the class of their expression.
 
-    Takes the lines of `PlanDump.functionNames`. A function by which a user replaced one of
-    Spark's is not known.
+    Takes the lines of `PlanDump.functionNames`. A user's function that replaces one of Spark's is
+    not among them.
 
     >>> names = FunctionNames("upper\\torg.apache.spark.sql.catalyst.expressions.Upper\\n")
     >>> names.name_of("Upper"), names.name_of("Lower")
@@ -102,18 +102,18 @@ class FunctionNames:
         names: dict[str, list[str]] = {}
         for line in listing.splitlines():
             name, full_name = line.split("\t")
-            # The registry also lists operators, which are no function names.
+            # The registry also lists operators, which are not names of functions.
             if full_name.startswith(_PACKAGE) and name.replace("_", "a").isalnum():
                 names.setdefault(_built(full_name), []).append(name)
         self._known = frozenset(name for found in names.values() for name in found)
-        # Of several names always the same one, whatever the registry's order.
+        # Of several names always use the same one, whatever the registry's order.
         self._names = {
             kind: min(found, key=lambda name: (len(name), name)) for kind, found in names.items()
         }
 
     def name_of(self, kind: str) -> str | None:
-        """Return the SQL name of the function that makes expressions of a class (without its
-        package); None if none is known."""
+        """Return the SQL name of the function that makes expressions of a class (given without its
+        package); None if it is not known."""
         name = _NAMES.get(kind) or self._names.get(kind)
         return name if name in self._known else None
 
@@ -123,7 +123,7 @@ class FunctionNames:
 
 
 def _built(full_name: str) -> str:
-    """Return the class that a registered class, or the builder of a class, makes."""
+    """Return the class that a registered class makes, directly or as a builder."""
     name = full_name.rsplit(".", 1)[-1]
     for suffix in _BUILDERS:
         if name.endswith(suffix):
@@ -132,10 +132,13 @@ def _built(full_name: str) -> str:
 
 
 class ExpressionText(Protocol):
-    """Interface of the writer for the functions of single classes."""
+    """The interface of the writer that functions for single classes use."""
 
+    # The functions of the session.
     functions: FunctionNames
+    # Whether the session is in ANSI mode.
     ansi: bool
+    # Whether the session reads backslashes in strings literally.
     raw_strings: bool
 
     def write(self, node: TreeNode) -> str:
@@ -151,7 +154,7 @@ class ExpressionText(Protocol):
 def evaluation_mode(node: TreeNode) -> str | None:
     """Return ANSI, LEGACY or TRY; None for a class without a mode.
 
-    A flag for raised errors counts as ANSI or LEGACY.
+    A flag that makes the expression raise errors counts as ANSI, its absence as LEGACY.
     """
     fields = node.fields
     context = fields.get("evalContext")
@@ -165,15 +168,15 @@ def evaluation_mode(node: TreeNode) -> str | None:
 
 
 def check_mode(node: TreeNode, *, ansi: bool) -> None:
-    """Check that an expression is in its session's mode. Raises `NotRendered` for another."""
+    """Check that an expression is in the mode of its session. Raises `NotRendered` if it is not."""
     mode = evaluation_mode(node)
     if mode is not None and mode != ("ANSI" if ansi else "LEGACY"):
         raise NotRendered(f"{node.name} in {mode} mode")
 
 
 def check_settings(node: TreeNode, exempt: Iterable[str] = ()) -> None:
-    """Check that an expression's settings follow from its call, or are in `exempt`, the fields that
-    the text contains in another way. Raises `NotRendered` with the name of another."""
+    """Check that the settings of an expression follow from its call, or are in `exempt`, the fields
+    that the text contains in another way. Raises `NotRendered` with the name of any other."""
     for field in node.fields.get("settings", ()):
         if (
             (field in _MODES and (node.name, field) not in _USUAL)

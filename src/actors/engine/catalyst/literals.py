@@ -1,6 +1,7 @@
-"""Literals and types of Catalyst as Spark SQL text that makes the same value of the same type.
+"""Writes literals and types of Catalyst as Spark SQL text that makes the same value of the same
+type.
 
-Values come as Spark holds them (a timestamp is microseconds), so the text depends neither on the
+Values come as Spark stores them (a timestamp as microseconds), so the text depends neither on the
 session's time zone nor on a format. A value without a literal in SQL becomes a constant expression.
 """
 
@@ -35,13 +36,13 @@ _ESCAPES: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\
 
 
 class NotRendered(Exception):
-    """The expression has no text that surely means the same; the message names it and the
+    """The expression has no text that is sure to mean the same; the message names it and the
     reason."""
 
 
 def type_text(kind: Any) -> str:
-    """Return the DDL of a type in Spark's JSON. Raises `NotRendered` for one that DDL cannot
-    express.
+    """Return the DDL of a type given as Spark's JSON. Raises `NotRendered` for a type that DDL
+    cannot express.
 
     >>> type_text({"type": "array", "elementType": "long", "containsNull": True})
     'array<bigint>'
@@ -69,7 +70,7 @@ def type_text(kind: Any) -> str:
 
 
 def string_text(value: str, *, raw: bool) -> str:
-    """Return a string literal; `raw`: the session reads backslashes as they stand
+    """Return a string literal. `raw`: the session reads backslashes literally
     (``spark.sql.parser.escapedStringLiterals``).
 
     >>> print(string_text("it's", raw=False), string_text("a", raw=True))
@@ -79,14 +80,14 @@ def string_text(value: str, *, raw: bool) -> str:
         return f"'{value}'"
     if not raw:
         text = "".join(_ESCAPES.get(character, character) for character in value)
-        # Spark substitutes settings (``${…}``) in a text before it parses it, in strings, too.
+        # Spark substitutes settings (``${…}``) in a text before it parses it, even in strings.
         return "'" + text.replace(_VARIABLE, "\\u0024{") + "'"
-    # Which quotes can be escaped in a raw string depends on further settings.
+    # Which quotes can be escaped in a raw string depends on other settings.
     return f"CAST(X'{value.encode().hex().upper()}' AS string)"
 
 
 def literal_text(node: TreeNode, *, raw: bool = False) -> str:
-    """Return a literal's text. Raises `NotRendered` for types without a literal."""
+    """Return the text of a literal. Raises `NotRendered` for types without a literal."""
     kind, value = node.fields["dataType"], node.fields["value"]
     if value is None:
         return "NULL" if kind == "void" else f"CAST(NULL AS {type_text(kind)})"
@@ -111,7 +112,7 @@ def literal_text(node: TreeNode, *, raw: bool = False) -> str:
 
 
 def _signed(text: str) -> str:
-    # A minus sign is an operator next to others: "- -1", and "--1" would be a comment.
+    # Next to another operator, a minus sign could become part of it: "--1" would be a comment.
     return f"({text})" if text.startswith("-") else text
 
 
@@ -122,7 +123,7 @@ def _float(value: str, suffix: str, name: str) -> str:
 
 
 def _decimal(value: str, kind: str) -> str:
-    """Return `1.50BD` if its digits give the type, else a cast."""
+    """Return `1.50BD` if its digits imply the type, else a cast."""
     digits, exponent = Decimal(value).as_tuple()[1:]
     scale = -int(exponent)
     if kind == f"decimal({max(len(digits), scale)},{scale})":
@@ -133,7 +134,7 @@ def _decimal(value: str, kind: str) -> str:
 def _date(value: str) -> str:
     try:
         return f"DATE'{(_EPOCH + dt.timedelta(days=int(value))).date().isoformat()}'"
-    # Beyond the year 9999, which Python and the literal cannot express.
+    # Beyond the year 9999, which neither Python nor the literal can express.
     except OverflowError:
         return f"date_from_unix_date({_signed(value)})"
 
@@ -148,7 +149,8 @@ def _moment(value: str) -> str | None:
 
 def _timestamp(value: str) -> str:
     moment = _moment(value)
-    # With a zone: without one, an hour that occurs twice (end of summer time) is ambiguous.
+    # With a zone, since without one an hour that occurs twice (at the end of summer time) is
+    # ambiguous.
     return (
         f"timestamp_micros({_signed(value + 'L')})" if moment is None else f"TIMESTAMP'{moment}Z'"
     )
@@ -165,7 +167,8 @@ def _calendar_interval(value: str) -> str:
     months, days, micros = (int(part) for part in value.split())
     sign = "-" if micros < 0 else ""
     seconds, fraction = divmod(abs(micros), _MICROS)
-    # Parts in parentheses keep a calendar interval; plain numbers would make a year-month one.
+    # Parts in parentheses keep it a calendar interval; plain numbers would make it a year-month
+    # one.
     return f"make_interval(0, ({months}), 0, ({days}), 0, 0, ({sign}{seconds}.{fraction:06}BD))"
 
 
@@ -178,7 +181,7 @@ def _span(value: int, kind: str) -> str:
     first, last = units[0], units[-1]
     if first in ("year", "month"):
         if size > 2**31 - 1:
-            raise NotRendered("the least interval of months")
+            raise NotRendered("the smallest interval of months")
         years, months = divmod(size, 12)
         parts = {"year": f"{years}", "month": f"{size}"}
         text = parts[first] if first == last else f"{years}-{months}"
@@ -197,10 +200,11 @@ def _day_time(sign: str, size: int, first: str, last: str) -> str:
         number, seconds = divmod(seconds, sizes[at])
         numbers.append(number)
     if seconds or (fraction and last != "second"):
-        raise NotRendered(f"an interval of {first} to {last} with a rest")
-    # SQL parses sign and magnitude apart: the least long's magnitude does not fit into a long.
+        raise NotRendered(f"an interval of {first} to {last} with a remainder")
+    # SQL parses the sign and the magnitude separately, and the magnitude of the smallest long does
+    # not fit into a long.
     if size > 2**63 - 1:
-        raise NotRendered("the least interval")
+        raise NotRendered("the smallest interval")
     texts = [str(numbers[0]), *(f"{number:02}" for number in numbers[1:])]
     if last == "second":
         texts[-1] += f".{fraction:06}"

@@ -1,14 +1,13 @@
-"""The functions and constructs of Spark SQL that reach nothing outside of a query. Pure.
+"""The functions and constructs of Spark SQL that reach nothing outside a query. Pure.
 
-Everybody who may run a query may use these. What is not among them is for administrators: it may
-open a file or an address, call code, or tell of the service's machine. The lists name classes of
-Spark, since a name may stand for another function in a user's Spark. They are made from Spark's
-own registries, of every release that the service runs on (`permitted_functions.txt`): a test
-compares them, and fails when a release has a function that is in none of them. Whoever adds it
-there has looked at what it does.
+Everyone who may run queries may use these. Everything else is for administrators: it may open a
+file or an address, run code, or reveal facts about the service's machine. The lists name classes of
+Spark, since a name may denote another function in a user's Spark. They are made from Spark's own
+registries, for every release that the service runs on (`permitted_functions.txt`). A test compares
+them, and fails when a release has a function that is in none of the lists. Whoever adds a function
+to a list must have checked what it does.
 
-`StatementInspector.java` compares statements with them, as they are parsed and as they are
-analysed.
+`StatementInspector.java` checks statements against them, both as parsed and as analysed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ REFUSED_OPTIONS: Final = frozenset({"rowvalidationxsdpath"})
 
 
 def _sections(text: str) -> dict[str, dict[str, frozenset[str]]]:
-    """Return the classes of each section of the lists, and the names of their functions."""
+    """Return the classes in each section of the lists, with the names of their functions."""
     found: dict[str, dict[str, frozenset[str]]] = {}
     section: dict[str, frozenset[str]] = {}
     for line in text.splitlines():
@@ -30,7 +29,7 @@ def _sections(text: str) -> dict[str, dict[str, frozenset[str]]]:
             section = found[line.strip("[]")] = {}
         elif not line.startswith("#"):
             for entry in line.split():
-                # A name may be an operator's: `EqualTo==,=`.
+                # A name may be that of an operator: `EqualTo==,=`.
                 kind, _, names = entry.partition("=")
                 section[_CATALYST + kind] = frozenset(names.split(",")) - {""}
     return found
@@ -50,11 +49,11 @@ FUNCTION_NAMES: Final = _names(FUNCTIONS)
 TABLE_FUNCTION_NAMES: Final = _names(TABLE_FUNCTIONS)
 REFUSED_NAMES: Final = _names(REFUSED_FUNCTIONS) | _names(REFUSED_TABLE_FUNCTIONS)
 NODES: Final = frozenset({*FUNCTIONS, *_LISTS["expressions"], *_LISTS["operators"]})
-"""Classes of all nodes that a query's tree may have, before and after its analysis."""
+"""Classes of all nodes that the tree of a query may have, before and after its analysis."""
 
 
 def is_permitted_function(name: str) -> bool:
-    """Return whether everybody may call a function of Spark's own by this name.
+    """Return whether everyone may call Spark's own function of this name.
 
     >>> is_permitted_function("UPPER"), is_permitted_function("java_method")
     (True, False)
@@ -63,7 +62,7 @@ def is_permitted_function(name: str) -> bool:
 
 
 def is_permitted_table_function(name: str) -> bool:
-    """Return whether everybody may call a function of Spark's own as a table.
+    """Return whether everyone may call Spark's own table function of this name.
 
     >>> is_permitted_table_function("range"), is_permitted_table_function("python_worker_logs")
     (True, False)
@@ -72,8 +71,8 @@ def is_permitted_table_function(name: str) -> bool:
 
 
 def refusal_of(kind: str, name: str) -> str:
-    """Return the text of the error for what is not permitted: a "function", an "option" of one, or
-    another "construct".
+    """Return the error text for something that is not permitted. `kind`: "function", "option" (of a
+    function) or "construct".
 
     >>> refusal_of("function", "reflect")
     'permission denied for function reflect: only administrators may use it, since it can reach \

@@ -1,7 +1,7 @@
-"""Spark's settings that a view, or a session of a user, may have. Pure.
+"""The settings of Spark that a view, or a user's session, may change. Pure.
 
-They change what an expression means, or how a query is planned. All others are the service's: some
-name classes that Spark loads, catalogs and addresses that it opens, or paths.
+They change what an expression means, or how a query is planned. All other settings belong to the
+service: some of them name classes that Spark loads, catalogs and addresses that it opens, or paths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREFIXES: Final = (
     "spark.sql.parser.",
     "spark.sql.session.collation.",
 )
-"""Settings of these families are permitted, but for those that name a class."""
+"""Settings with these prefixes are permitted, except for those that name a class."""
 _MEANING: Final = """
 allowNamedFunctionArguments binaryOutputStyle caseSensitive charAsVarchar chunkBase64String.enabled
 collation.allowInMapKeys columnNameOfCorruptRecord crossJoin.enabled function.concatBinaryAsString
@@ -28,7 +28,7 @@ jsonGenerator.ignoreNullFields mapKeyDedupPolicy operatorPipeSyntaxEnabled order
 preserveCharVarcharTypeInfo session.timeZone timeType.enabled timestampType
 tvf.allowMultipleTableArguments.enabled
 """
-"""Settings by which a text means something else, without ``spark.sql.``."""
+"""Settings that change the meaning of a text, without ``spark.sql.``."""
 _PLANNING: Final = """
 adaptive.advisoryPartitionSizeInBytes adaptive.autoBroadcastJoinThreshold
 adaptive.coalescePartitions.enabled adaptive.coalescePartitions.minPartitionSize
@@ -45,16 +45,16 @@ _PARTITIONS: Final = frozenset(
         "spark.sql.shuffle.partitions",
     }
 )
-"""Settings that are numbers of tasks: each takes memory of the driver."""
+"""Settings that are numbers of tasks, each of which takes memory of the driver."""
 NAMES: Final = _PARTITIONS | {
     f"spark.sql.{name}" for name in (*_MEANING.split(), *_PLANNING.split())
 }
 _SUBSTITUTED: Final = "${"
-"""Mark of what Spark replaces in a setting's value: variables of its environment, and others."""
+"""Start of what Spark substitutes in a setting's value, such as variables of its environment."""
 
 
 def is_permitted_setting(name: str) -> bool:
-    """Return whether a view or a user's session may have a setting.
+    """Return whether a view or a user's session may change a setting.
 
     >>> is_permitted_setting("spark.sql.ansi.enabled")
     True
@@ -63,12 +63,13 @@ def is_permitted_setting(name: str) -> bool:
     >>> is_permitted_setting("spark.sql.legacy.someClass")
     False
     """
-    # Spark compares names of settings with regard to case, and so do we.
+    # Spark compares names of settings case-sensitively, and so does this function.
     return name in NAMES or (name.startswith(PREFIXES) and "class" not in name.lower())
 
 
 def affects_results(name: str) -> bool:
-    """Return whether a permitted setting changes what a text means, and not how it is planned.
+    """Return whether a permitted setting changes the meaning of a text rather than only its
+    planning.
 
     >>> affects_results("spark.sql.session.timeZone")
     True
@@ -83,30 +84,30 @@ def check_settings(conf: Mapping[str, str], partitions_max: int) -> None:
     """Check the settings of a view or of a user's session.
 
     Raises:
-        InvalidUsage: for one that is not permitted, for a number of partitions above
-            `partitions_max`, and for a value in which Spark would replace something.
+        InvalidUsage: A setting is not permitted, is a number of partitions above `partitions_max`,
+            or has a value in which Spark would substitute something.
     """
     for name, value in conf.items():
         if not is_permitted_setting(name):
             raise InvalidUsage(
-                f"setting {name!r} is the service's own, and no view or session may have it: "
-                f"permitted are {permitted_settings()}"
+                f"setting {name!r} belongs to the service, and views and sessions cannot change"
+                f" it; permitted settings: {permitted_settings()}"
             )
-        # Whatever `spark.sql.variable.substitute` says: that is of texts.
+        # Whatever `spark.sql.variable.substitute` says: that setting only concerns texts.
         if _SUBSTITUTED in value:
             raise InvalidUsage(
-                f"setting {name!r}: nothing is replaced in its value, which must not hold "
-                f"{_SUBSTITUTED!r}"
+                f"invalid value of setting {name!r}: substitution is not supported, so it must not"
+                f" contain {_SUBSTITUTED!r}"
             )
         if name in _PARTITIONS and value.strip().isdecimal() and int(value) > partitions_max:
             raise InvalidUsage(
-                f"setting {name!r}: {value.strip()[:20]} partitions are too many: at most "
-                f"{partitions_max} (engine_shuffle_partitions_max)"
+                f"setting {name!r} has too many partitions: {value.strip()[:20]}"
+                f" (engine_shuffle_partitions_max = {partitions_max})"
             )
 
 
 def permitted_settings() -> str:
-    """Return the permitted settings, for people.
+    """Return a list of the permitted settings as text for people.
 
     >>> permitted_settings()[:40]
     'spark.sql.adaptive.advisoryPartitionSize'

@@ -1,4 +1,4 @@
-"""Predicates over nodes of a rewritten plan: kinds of joins, tests, single rows, constants."""
+"""Predicates over the nodes of a rewritten plan: kinds of joins, tests, single rows, constants."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PASSING: Final = frozenset(
         "RebalancePartitions",
     }
 )
-"""Nodes that change no rows: contents are a bag, so order and partitions do not matter."""
+"""Nodes that do not change rows: contents are a bag, so order and partitions do not matter."""
 _OUTER_KINDS: Final = {"LeftOuter": "left", "RightOuter": "right", "FullOuter": "full"}
 _JOINS: Final = {
-    "LeftSingle": "a correlated subquery of which there may be two rows",
+    "LeftSingle": "a correlated subquery that may have two rows",
 }
 _CONSTRUCTS: Final = {
     "Tail": "LIMIT",
@@ -29,12 +29,12 @@ _CONSTRUCTS: Final = {
 
 
 class NotTranslated(Exception):
-    """No rule knows this construct; the message names it."""
+    """No rule supports this construct, which the message names."""
 
 
 def join_kind(node: TreeNode) -> str:
     """Return ``inner``, ``left``, ``right``, ``full``, ``semi``, ``anti`` or ``mark`` (a semi join
-    that keeps all rows, and marks those with a match). Raises `NotTranslated`."""
+    that keeps all rows and marks those with a match). Raises `NotTranslated`."""
     kind = node.fields["joinType"]
     known = {"Inner": "inner", "Cross": "inner", "LeftSemi": "semi", "LeftAnti": "anti"}
     if isinstance(kind, dict) and isinstance(kind.get("exists"), TreeNode):
@@ -46,12 +46,13 @@ def join_kind(node: TreeNode) -> str:
 
 
 def construct_of(node: TreeNode) -> str:
-    """Return a plan node's name as a user writes it."""
+    """Return the name of a plan node as a user would write it."""
     return _CONSTRUCTS.get(node.name, f"the plan node {node.name}")
 
 
 def existence_of(node: TreeNode) -> tuple[TreeNode, bool] | None:
-    """Return the plan of an EXISTS without correlation, and whether it is negated."""
+    """Return the plan of an uncorrelated EXISTS, and whether it is negated; None for any other
+    node."""
     anti = node.name == "Not"
     inner = node.children[0] if anti else node
     plan = inner.fields.get("plan") if inner.name == "Exists" else None
@@ -66,14 +67,14 @@ def is_null_aware(node: TreeNode) -> bool:
 
 
 def is_one_row(node: TreeNode) -> bool:
-    """Return whether a plan has exactly one row, whatever is in its tables."""
+    """Return whether a plan has exactly one row, whatever its tables contain."""
     while node.name == "Project" or node.name in PASSING:
         node = node.children[0]
     return node.name == "Aggregate" and not node.kids("groupingExpressions")
 
 
 def constant_of(node: TreeNode | None) -> int:
-    """Return the number of a LIMIT or OFFSET. Raises `NotTranslated` if it is no constant."""
+    """Return the number of a LIMIT or OFFSET. Raises `NotTranslated` if it is not a constant."""
     if node is None or node.name != "Literal" or node.fields["value"] is None:
-        raise NotTranslated("a LIMIT that is no number")
+        raise NotTranslated("a LIMIT that is not a number")
     return int(node.fields["value"])

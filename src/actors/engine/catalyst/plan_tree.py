@@ -1,7 +1,8 @@
-"""Catalyst trees as Python nodes: a parser of the JSON that `PlanDump.java` writes, and accessors.
+"""Catalyst trees as Python objects: a parser of the JSON that `PlanDump.java` writes, and
+accessors.
 
-A dump is a flat list of nodes, each before its children. A type in it is Spark's JSON, and becomes
-the text by which the service names the type.
+A dump is a flat list of nodes, each before its children. It contains types as Spark's JSON;
+`type_text` gives the text by which the service names a type.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _NAMES: Final = {"integer": "int", "long": "bigint", "short": "smallint", "byte"
 
 
 def type_text(kind: Any) -> str:
-    """Return a type as Spark's `simpleString` writes it.
+    """Return a type in the form of Spark's `simpleString`.
 
     >>> type_text({"type": "array", "elementType": "long", "containsNull": True})
     'array<bigint>'
@@ -45,17 +46,16 @@ _NO_FIELDS: Final = ("class", _CHILDREN)
 
 
 class PlanTreeRejected(Exception):
-    """Catalyst's tree is too large or too deep, or is no tree; the message says which."""
+    """The dump is too large or too deep, or is not a tree; the message says which."""
 
 
 class TreeNode:
-    """One node of a Catalyst tree, a plan or an expression.
+    """A node of a Catalyst tree: a plan or an expression.
 
-    `name` is the class without its package, `full_name` with it. `fields` are the arguments of
+    `name` is the class without its package, `full_name` with it. `fields` holds the arguments of
     the case class by name: a node among the children as its index there, any other tree as a
-    `TreeNode`, an expression id as an integer, a type as Spark's JSON. `PlanDump.java` adds
-    `type`, `null`, `volatile`, and `settings`: the names of the fields that hold no node and
-    are not empty.
+    `TreeNode`, an expression id as an integer, a type as Spark's JSON. `PlanDump.java` adds `type`,
+    `null`, `volatile` and `settings`: the names of the fields that hold no node and are not empty.
     """
 
     __slots__ = ("children", "fields", "full_name", "name")
@@ -69,7 +69,7 @@ class TreeNode:
         self.children: list[TreeNode] = [] if children is None else children
 
     def kid(self, field: str) -> TreeNode | None:
-        """Return the node that a field holds or points to; None if it holds none."""
+        """Return the node that a field holds or points to; None if there is none."""
         if field in self.fields.get("settings", ()):
             return None
         return self._node(self.fields.get(field))
@@ -79,7 +79,7 @@ class TreeNode:
         found = [self._node(value) for value in self.fields.get(field) or ()]
         nodes = [node for node in found if node is not None]
         if len(nodes) < len(found):
-            raise PlanTreeRejected(f"{self.name}.{field} is no list of nodes")
+            raise PlanTreeRejected(f"{self.name}.{field} is not a list of nodes")
         return nodes
 
     def _node(self, value: object) -> TreeNode | None:
@@ -90,7 +90,7 @@ class TreeNode:
         return None
 
     def replaced(self, children: list[TreeNode]) -> TreeNode:
-        """Return the same node over other children."""
+        """Return the same node with other children."""
         made = TreeNode.__new__(TreeNode)
         made.full_name, made.name, made.fields = self.full_name, self.name, self.fields
         made.children = children
@@ -101,7 +101,7 @@ class TreeNode:
 
 
 def simple_name(full_name: str) -> str:
-    """Return the name of a class, or of a Scala object, without its package and enclosing class.
+    """Return the name of a class or a Scala object without its package and enclosing class.
 
     >>> simple_name("org.apache.spark.sql.catalyst.plans.Inner$")
     'Inner'
@@ -114,31 +114,32 @@ def simple_name(full_name: str) -> str:
 def parse_tree(encoded: bytes | str, *, nodes_max: int, depth_max: int) -> TreeNode:
     """Return the tree of a dump.
 
-    Raises `PlanTreeRejected` when it has more than `nodes_max` nodes (those of trees within
-    fields counted), nests deeper than `depth_max`, or is no dump.
+    Raises `PlanTreeRejected` if it has more than `nodes_max` nodes (including those of trees within
+    fields), nests deeper than `depth_max`, or is not a dump.
     """
     try:
         decoded = msgspec.json.decode(encoded)
     except msgspec.DecodeError as error:
-        raise PlanTreeRejected(f"a dump that is no JSON: {error}") from None
+        raise PlanTreeRejected(f"a dump that is not JSON: {error}") from None
     if not _is_tree(decoded):
-        raise PlanTreeRejected("a dump that is no list of nodes")
+        raise PlanTreeRejected("a dump that is not a list of nodes")
     return _TreeParser(nodes_max, depth_max).parse(decoded, 0)
 
 
 class _TreeParser:
     def __init__(self, nodes_max: int, depth_max: int) -> None:
+        # Number of nodes that may still be read.
         self._left = self._nodes_max = nodes_max
         self._depth_max = depth_max
 
     def parse(self, items: list[dict[str, Any]], depth: int) -> TreeNode:
-        # Checked before any node of a dump that is too large is made.
+        # Checked before any nodes of a dump that is too large are made.
         self._left -= len(items)
         if self._left < 0:
             raise PlanTreeRejected(f"a plan of more than {self._nodes_max} nodes")
         root: TreeNode | None = None
-        # Nodes that still lack children, with their number and depth. An explicit stack, so that a
-        # chain of a thousand ANDs is no recursion.
+        # Nodes that still lack children, with the number of these and the depth. The stack is
+        # explicit, so that a chain of a thousand ANDs causes no recursion.
         open_nodes: list[tuple[TreeNode, int, int]] = []
         for item in items:
             parent = None
@@ -153,7 +154,7 @@ class _TreeParser:
             elif root is None:
                 root = node
             else:
-                raise PlanTreeRejected("a dump with nodes behind its tree")
+                raise PlanTreeRejected("a dump with nodes after its tree")
             if item[_CHILDREN]:
                 open_nodes.append((node, item[_CHILDREN], at + 1))
         if root is None or open_nodes:
@@ -194,7 +195,7 @@ def _is_tree(value: object) -> bool:
 
 
 def walk(node: TreeNode) -> Iterator[TreeNode]:
-    """Yield a node and all nodes below it, parents first; not the trees within fields."""
+    """Yield a node and all nodes below it, parents first, but not the trees within fields."""
     waiting = [node]
     while waiting:
         found = waiting.pop()
@@ -226,14 +227,14 @@ def conjuncts_of(node: TreeNode) -> list[TreeNode]:
 
 
 def without_aliases(node: TreeNode) -> TreeNode:
-    """Return the expression below aliases."""
+    """Return the expression below its aliases."""
     while node.name == "Alias":
         node = node.children[0]
     return node
 
 
 def type_of(node: TreeNode) -> str:
-    """Return an expression's Spark type."""
+    """Return the Spark type of an expression."""
     fields = node.fields
     return type_text(fields["dataType"] if "type" not in fields else fields["type"])
 
@@ -247,7 +248,7 @@ def is_nullable(node: TreeNode) -> bool:
 
 
 def attribute_in_place_of(node: TreeNode, number: int) -> TreeNode:
-    """Return an attribute with this number and an expression's type."""
+    """Return an attribute with this number, of the type of an expression."""
     kind = node.fields["dataType" if "type" not in node.fields else "type"]
     fields = {"exprId": number, "name": "", "dataType": kind, "nullable": True}
     return TreeNode("AttributeReference", fields)

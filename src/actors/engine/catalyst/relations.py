@@ -1,10 +1,10 @@
-"""Catalyst's rewritten plan of a view → the view's relational plan.
+"""Translates Catalyst's rewritten plan of a view to the view's relational plan.
 
-The tree is read bottom up. A node becomes a `PlanBlock`: projections that only pass on or rename
-columns, and inner joins, do not close it, so that a chain of joins becomes one `JoinNode` of many
-inputs. A table expression that is used twice is two plans with ids of their own.
+The tree is read bottom up. A node becomes a `PlanBlock`. Inner joins, and projections that only
+pass on or rename columns, do not close it, so a chain of joins becomes a single `JoinNode` with
+many inputs. A table expression that is used twice becomes two plans with different ids.
 
-`NotTranslated` names the construct that no rule knows: the view is then opaque.
+`NotTranslated` names a construct that no rule supports; the view is then opaque.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ from actors.model.plan.relational import (
 from actors.model.plan.relational_walk import prune_columns
 
 TABLE_METADATA: Final = "penstock_table"
-"""Key of a table's number in its columns' metadata."""
+"""Key of a table's number in the metadata of its columns."""
 RANGE_ROWS_MAX: Final = 10_000
-"""Limit of the rows of a ``range()``: a step makes all of them."""
+"""Maximum number of rows of a ``range()``, since a step makes all of them."""
 SESSION_MARK: Final = "spark.sessionWindow"
-"""Spark's key in the metadata of a column by which a grouping merges sessions."""
+"""Key with which Spark marks, in the metadata, the column by which a grouping merges sessions."""
 TOO_MANY_ROWS: Final = (
     "[SCALAR_SUBQUERY_TOO_MANY_ROWS] More than one row "
     "returned by a subquery used as an expression."
@@ -90,8 +90,8 @@ _UNORDERED: Final = ("map<", "variant", "interval")
 
 _LIFTED: Final = ("ScalarSubquery", "Exists")
 _Reason: TypeAlias = Callable[[PlanBlock], tuple[PlanBlock, PlanBlock, list[PlanConjunct]]]
-"""Takes rows of the left; returns them, possibly with one more column, the right, and the
-predicates under which two rows match."""
+"""Takes rows of the left side. Returns them (possibly with an additional column), the right side,
+and the predicates under which two rows match."""
 
 
 class RelationalBuilder:
@@ -105,16 +105,17 @@ class RelationalBuilder:
         ansi: bool,
         zone: str,
     ) -> None:
-        """`column_names`: the column names of each table, by the number in its columns' metadata;
-        in the order of the plan's inputs. `zone`: the session's time zone."""
+        """`column_names`: the column names of each table, by the number in its columns' metadata,
+        in the order of the plan's inputs. `zone`: the time zone of the session."""
         self._functions = functions
         self._column_names = column_names
         self._places = {number: place for place, number in enumerate(column_names)}
         self._ansi = ansi
         self._zone = zone
-        # Ids in order of the visit, not Catalyst's: those differ between analyses, but one text
-        # must have one plan and one fingerprint.
+        # Ids follow the order of the visit. Catalyst's own ids differ between analyses, but the
+        # same text must have the same plan and fingerprint.
         self._fresh = FreshIds()
+        # Number of occurrences of each table so far.
         self._scans: dict[int, int] = {}
         self._types = self._fresh.types
 
@@ -128,7 +129,7 @@ class RelationalBuilder:
         except NotRendered as error:
             raise NotTranslated(str(error)) from None
         if len(block.output) != len(names):
-            raise NotTranslated(f"a plan of {len(block.output)} columns for {len(names)}")
+            raise NotTranslated(f"a plan of {len(block.output)} columns instead of {len(names)}")
         plan = block.close(self._fresh)
         ids = [block.columns[number].id for number in block.output]
         columns = tuple(NamedExpression(name, id_) for name, id_ in zip(names, ids, strict=True))
@@ -146,7 +147,7 @@ class RelationalBuilder:
         def column(number: int) -> str:
             bound = columns.get(number)
             if bound is None:
-                raise NotTranslated("a column of a query around this one")
+                raise NotTranslated("a column of an outer query")
             if read is not None:
                 read.add(bound.id)
             return bound.id
@@ -159,8 +160,8 @@ class RelationalBuilder:
         return WrittenExpression(text, frozenset(read), type_of(node))
 
     def _lifted(self, block: PlanBlock, node: TreeNode) -> tuple[PlanBlock, TreeNode]:
-        """Return an expression without subqueries, over a block that has their values: a scalar
-        subquery of one row is one more input; EXISTS tests a count."""
+        """Return an expression without subqueries, over a block that has their values. A scalar
+        subquery of one row becomes an additional input; an EXISTS tests a count."""
         if not any(each.name in _LIFTED for each in walk(node)):
             return block, node
         if node.name not in _LIFTED:
@@ -172,7 +173,7 @@ class RelationalBuilder:
         number = node.fields["exprId"]
         if number not in block.columns:
             if node.children:
-                raise NotTranslated("a correlated subquery that is no join")
+                raise NotTranslated("a correlated subquery that is not a join")
             plan = node.fields["plan"]
             inner = self._block(plan)
             if node.name == "Exists":
@@ -188,7 +189,7 @@ class RelationalBuilder:
     def _single_value(
         self, block: PlanBlock, bound: ColumnBinding
     ) -> tuple[PlanBlock, ColumnBinding]:
-        """Return one row with the only value of a column: NULL if there is no row, an error if
+        """Return a single row with the only value of a column: NULL if there is no row, an error if
         there are two."""
         if any(word in bound.type for word in _UNORDERED):
             raise NotTranslated(f"a scalar subquery of type {bound.type}")
@@ -198,7 +199,7 @@ class RelationalBuilder:
         )
         calls = (
             AggregateCall(count, "count", None, "bigint", "bigint", False),
-            # Of at most one row `max` is its value.
+            # `max` of at most one row is its value.
             AggregateCall(value, "max", bound.id, bound.type, bound.type, bound.nullable),
         )
         grouped = AggregationNode(block.close(self._fresh), (), calls, self._ansi)
@@ -207,7 +208,7 @@ class RelationalBuilder:
         return PlanBlock([plan], [], [], {}), ColumnBinding(made, bound.type, True)
 
     def _any_row(self, block: PlanBlock) -> tuple[PlanBlock, ColumnBinding]:
-        """Return one row with a boolean: whether the block has any row."""
+        """Return a single row with a boolean: whether the block has any row."""
         count, made = self._fresh.take("a", "bigint"), self._fresh.take("c", "boolean")
         calls = (AggregateCall(count, "count", None, "bigint", "bigint", False),)
         grouped = AggregationNode(block.close(self._fresh), (), calls, self._ansi)
@@ -232,7 +233,8 @@ class RelationalBuilder:
         return found
 
     def _clock_test(self, part: TreeNode, columns: Mapping[int, ColumnBinding]) -> PlanConjunct:
-        """Return a comparison with the clock. Raises `NotTranslated` for any other use of it."""
+        """Return a comparison with the clock. Raises `NotTranslated` for any other use of the
+        clock."""
         read: set[str] = set()
         writer = self._writer(columns, read, clock=True)
         bound = time_bound(part, writer.write(part), writer.write, self._zone)
@@ -277,7 +279,7 @@ class RelationalBuilder:
         place = self._places[number]
         seen = self._scans.get(place, 0)
         self._scans[place] = seen + 1
-        # Each occurrence of a table has ids of its own.
+        # Each occurrence of a table has its own ids.
         suffix = "" if seen == 0 else chr(ord("a") + seen) if seen < 26 else f"_{seen}"
         own = tuple(self._column_names[number])
         columns: dict[int, ColumnBinding] = {}
@@ -291,10 +293,10 @@ class RelationalBuilder:
         return PlanBlock([ScanNode(place, tuple(pairs))], [], list(columns), columns)
 
     def _values(self, node: TreeNode) -> PlanBlock:
-        """Return the block of VALUES, rows of literals."""
+        """Return the block of a VALUES, whose rows are literals."""
         rows = [[self._write(each, {}).text for each in row] for row in node.fields["rows"]]
         if not rows:
-            raise NotTranslated("a table of no rows in the text")
+            raise NotTranslated("a constant table without rows")
         made = self._made("v", node.kids("output"))
         fields = [
             ", ".join(f"'c{place}', {text}" for place, text in enumerate(row)) for row in rows
@@ -346,7 +348,7 @@ class RelationalBuilder:
             written = self._write(inner, block.columns)
             columns[number] = self._new_column("c", item)
             made = NamedExpression(columns[number].id, written.text)
-            # Below the join an expression sees rows without a match: only a safe one may move
+            # Below the join an expression also sees rows without a match: only a safe one may move
             # there.
             if len(inputs) == 1 or not (
                 is_surely_safe(inner) and _computed_at_one(inputs, made, written.reads)
@@ -363,7 +365,7 @@ class RelationalBuilder:
     def _bound(self, node: TreeNode, columns: Mapping[int, ColumnBinding]) -> ColumnBinding:
         bound = columns.get(node.fields["exprId"])
         if bound is None:
-            raise NotTranslated("a column of a query around this one")
+            raise NotTranslated("a column of an outer query")
         return bound
 
     def _filter(self, node: TreeNode) -> PlanBlock:
@@ -405,17 +407,17 @@ class RelationalBuilder:
     def _reasons(
         self, left: PlanBlock, right: PlanBlock, parts: Sequence[TreeNode]
     ) -> Iterator[_Reason]:
-        """Yield the reasons for which a row of the left has a match; each is tested on the rows for
-        which no earlier one holds.
+        """Yield the reasons for which a row of the left side has a match. Each is tested on the
+        rows for which no earlier reason holds.
 
         For ``a = b OR (a = b) IS NULL`` (NOT IN) these are an equal value, a NULL on the right, and
-        a NULL on the left if the right has any row.
+        a NULL on the left if the right side has any row.
         """
         aware = [part for part in parts if is_null_aware(part)]
         both = left.columns | right.columns
         plain = [each for p in parts if p not in aware for each in self._conjuncts(p, both)]
         if len(aware) > 1:
-            raise NotTranslated("NOT IN of several columns where a NULL can occur")
+            raise NotTranslated("NOT IN of several columns that may be NULL")
         if not aware:
             yield lambda rows: (rows, right, plain)
             return
@@ -444,7 +446,7 @@ class RelationalBuilder:
             yield null_here
 
     def _anti_join(self, left: PlanBlock, reasons: Iterable[_Reason]) -> PlanBlock:
-        """Return the rows of the left that have no match for any reason."""
+        """Return the rows of the left side that have no match for any reason."""
         made = left
         for reason in reasons:
             rows, right, tests = reason(made)
@@ -454,7 +456,7 @@ class RelationalBuilder:
     def _with_column(
         self, block: PlanBlock, text: str, kind: str
     ) -> tuple[PlanBlock, WrittenExpression]:
-        """Return a block with one more column, and the column."""
+        """Return a block with an additional column, and the column."""
         plan = block.close(self._fresh)
         id_ = self._fresh.take("c", kind)
         passed = tuple(NamedExpression(name, name) for name in columns_of(plan))
@@ -463,8 +465,8 @@ class RelationalBuilder:
         return PlanBlock([made], [], block.output, block.columns), written
 
     def _mark_join(self, left: PlanBlock, reasons: Iterable[_Reason], mark: TreeNode) -> PlanBlock:
-        """Return the rows of the left with a mark: true for those that have a match, false for the
-        others."""
+        """Return the rows of the left side with a mark: true for rows that have a match, false for
+        all others."""
         kinds = [left.columns[number].type for number in left.output]
         ids = [self._fresh.take("u", kind) for kind in (*kinds, "boolean")]
         sides: list[tuple[PlanBlock, str]] = []
@@ -522,7 +524,7 @@ class RelationalBuilder:
         for each in other:
             theirs = filtered(theirs, each, self._fresh)
         if anti:
-            # An anti join keeps rows for which it is false: it must not filter them.
+            # An anti join keeps rows for which the predicate is false, so it must not filter them.
             rest = [*(each.text() for each in own), *rest]
         else:
             for each in own:
@@ -577,7 +579,7 @@ class RelationalBuilder:
         columns |= calls.columns
         made: Plan
         if keys and not calls.calls:
-            # Only the keys are read: the grouping is a DISTINCT.
+            # Only the keys are read, so the grouping is a DISTINCT.
             named = tuple(NamedExpression(key.name, key.expression) for key in keys)
             passed = tuple(msgspec.structs.replace(key, expression=key.name) for key in keys)
             made = DistinctNode(ProjectNode(below, named), passed)
@@ -586,7 +588,7 @@ class RelationalBuilder:
         return self._projected(PlanBlock([made], [], list(columns), columns), items)
 
     def _lifted_in_calls(self, block: PlanBlock, node: TreeNode) -> tuple[PlanBlock, TreeNode]:
-        """Lift the subqueries within aggregates; those beside aggregates are lifted above the
+        """Lift the subqueries inside aggregates; those outside aggregates are lifted above the
         grouping."""
         if node.name == "AggregateExpression":
             return self._lifted(block, node)
@@ -618,7 +620,7 @@ class RelationalBuilder:
             )
         return PlanBlock([UnionAll(tuple(inputs))], [], first.output, columns)
 
-    # -- rows made of rows -------------------------------------------------------------------------
+    # -- expansions, windows and limits ------------------------------------------------------------
 
     def _made(self, prefix: str, attributes: Sequence[TreeNode]) -> tuple[GroupKey, ...]:
         """Return columns for the attributes that a node makes."""
@@ -681,7 +683,7 @@ class RelationalBuilder:
         return PlanBlock([plan], [], output, columns)
 
     def _closed_narrow(self, block: PlanBlock) -> Plan:
-        """Return the block as a plan of its output alone."""
+        """Return the block as a plan that has only its output columns."""
         plan = block.close(self._fresh)
         # Other columns would take part in the total order of rows.
         ids = tuple(dict.fromkeys(block.columns[number].id for number in block.output))
@@ -727,7 +729,8 @@ class RelationalBuilder:
 
 
 def column_id(prefix: str, name: str, names: Sequence[str]) -> str:
-    """Return the id of column `name` of a table with columns `names`: a word without quotes.
+    """Return the id of the column `name` in a table with columns `names`, a word that needs no
+    quotes.
 
     >>> column_id("i0", "net price", ["net price", "net-price"])
     'i0_net_price_0'
@@ -759,18 +762,18 @@ def _columns_by_number(
 
 
 def _check_ordered(types: Iterable[tuple[str, str]]) -> None:
-    """Raise `NotTranslated` if rows cannot be ordered by all of their columns."""
+    """Raise `NotTranslated` if rows cannot be ordered by all their columns."""
     for id_, kind in types:
         if any(word in kind for word in _UNORDERED):
             raise NotTranslated(f"an order of rows with a column of type {kind} ({id_})")
 
 
 def _computed_at_one(inputs: list[Plan], made: NamedExpression, reads: frozenset[str]) -> bool:
-    """Compute a column at the one input that has all columns that it reads; return whether there is
-    one."""
+    """Compute a column at the one input that has all columns it reads; return whether there is such
+    an input."""
     for place, plan in enumerate(inputs):
         names = columns_of(plan)
-        # Computed there, the join stays one join of all inputs.
+        # If it is computed there, the join stays a single join of all inputs.
         if reads and reads <= frozenset(names):
             passed = tuple(NamedExpression(name, name) for name in names)
             inputs[place] = ProjectNode(plan, (*passed, made))

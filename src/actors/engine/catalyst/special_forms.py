@@ -1,4 +1,4 @@
-"""Expressions whose text is no plain call: SQL's own forms, lambdas, fields, options.
+"""Writes expressions that are not plain calls: SQL's own forms, lambdas, fields and options.
 
 Each function takes the writer and a node; `SPECIAL_FORMS` maps classes to them. The forms of
 aggregates and windows are in `aggregate_calls`.
@@ -19,7 +19,7 @@ _BACKSLASH: Final = "\\"
 
 
 def type_of(node: TreeNode) -> Any:
-    """Return an expression's type as Spark's JSON; None if it is not resolved."""
+    """Return the type of an expression as Spark's JSON; None if it is not resolved."""
     found = node.fields.get("type")
     return node.fields.get("dataType") if found is None else found
 
@@ -32,7 +32,7 @@ def _cast(writer: ExpressionText, node: TreeNode) -> str:
     child = node.children[0]
     added = child.name in ("TimestampAddInterval", "DatetimeSub")
     if added and type_of(child) == node.fields["dataType"]:
-        # Spark adds such a cast to a sum itself when it analyses the text.
+        # Spark itself adds such a cast to a sum when it analyses the text.
         left, right = (writer.write(side) for side in _sides(child))
         return f"({left} {'+' if child.name == 'TimestampAddInterval' else '-'} {right})"
     function = "CAST"
@@ -45,18 +45,18 @@ def _cast(writer: ExpressionText, node: TreeNode) -> str:
 
 
 def _sides(node: TreeNode) -> tuple[TreeNode, TreeNode]:
-    """Return a timestamp and the interval that is added or subtracted."""
+    """Return a timestamp and the interval that is added to or subtracted from it."""
     if node.fields.get("stale"):
         made = node.children[0]
-        # Spark replaces a subtraction by an addition of the negated interval.
+        # Spark replaces a subtraction by the addition of the negated interval.
         if made.name != "TimestampAddInterval" or made.children[1].name != "UnaryMinus":
-            raise NotRendered("a subtraction that adds")
+            raise NotRendered("a subtraction with an unexpected replacement")
         return made.children[0], made.children[1].children[0]
     return node.children[0], node.children[1]
 
 
 def _timestamp_sum(writer: ExpressionText, node: TreeNode) -> str:
-    """Write a sum without Spark's cast: an interval of days or less added to a date."""
+    """Write a sum without Spark's cast: an interval of days or less that is added to a date."""
     start, interval = node.children
     # Spark casts the date when it analyses the text.
     if start.name == "Cast" and type_of(start.children[0]) == "date":
@@ -119,22 +119,22 @@ def _trim(side: str) -> SpecialForm:
 def _field(writer: ExpressionText, node: TreeNode) -> str:
     struct = type_of(node.children[0])
     if not isinstance(struct, dict) or struct.get("type") != "struct":
-        raise NotRendered("a field of what is no struct")
+        raise NotRendered("a field of something other than a struct")
     return _named_field(writer, node, struct["fields"][node.fields["ordinal"]]["name"], struct)
 
 
 def _array_field(writer: ExpressionText, node: TreeNode) -> str:
     array = type_of(node.children[0])
     if not isinstance(array, dict) or not isinstance(array.get("elementType"), dict):
-        raise NotRendered("a field of what is no array of structs")
+        raise NotRendered("a field of something other than an array of structs")
     struct = array["elementType"]
     return _named_field(writer, node, struct["fields"][node.fields["ordinal"]]["name"], struct)
 
 
 def _named_field(writer: ExpressionText, node: TreeNode, name: str, struct: Any) -> str:
-    # SQL reads fields by name, in any case: two such names cannot be told apart.
+    # SQL reads fields by name, case-insensitively, so two such names would be ambiguous.
     if [field["name"].lower() for field in struct["fields"]].count(name.lower()) > 1:
-        raise NotRendered(f"the field {name}, of which there are two")
+        raise NotRendered(f"the field {name}, which occurs twice")
     return f"({writer.write(node.children[0])}).{quote(name)}"
 
 
@@ -145,7 +145,7 @@ def _item(writer: ExpressionText, node: TreeNode) -> str:
 
 
 def _date_add(writer: ExpressionText, node: TreeNode) -> str:
-    """Write added days, which may be those of an interval."""
+    """Write the addition of days, which may be those of an interval."""
     value, days = node.children
     sign = "+"
     if days.name == "UnaryMinus":
@@ -167,7 +167,7 @@ def _with_unit(function: str) -> SpecialForm:
 
 
 def _options(writer: ExpressionText, node: TreeNode) -> str:
-    """Return the options of a function as a last argument; empty if there are none."""
+    """Return the options of a function as a last argument; "" if there are none."""
     pairs = node.fields.get("options") or []
     raw = writer.raw_strings
     texts = [
@@ -197,7 +197,8 @@ def _called(writer: ExpressionText, node: TreeNode, behind: str) -> str:
 
 
 def _flagged(field: str, plain: str, trying: str) -> SpecialForm:
-    """Write one of two functions, chosen by a flag that does not depend on the session's mode."""
+    """Return a form that writes one of two functions, chosen by a flag that does not depend on the
+    session's mode."""
 
     def write(writer: ExpressionText, node: TreeNode) -> str:
         check_settings(node, (field, "targetType"))
@@ -210,12 +211,12 @@ def _flagged(field: str, plain: str, trying: str) -> SpecialForm:
 
 
 def _session_flagged(plain: str, field: str = "failOnError") -> SpecialForm:
-    """Write a function, or its try_ form if the flag differs from the session's ANSI mode; with the
-    kind of timestamp that it makes."""
+    """Return a form that writes a function, or its try_ form if the flag differs from the session's
+    ANSI mode, with the kind of timestamp that it makes."""
 
     def write(writer: ExpressionText, node: TreeNode) -> str:
         check_settings(node, ("dataType",))
-        # A session in ANSI mode makes an expression that does not fail only by the try_ form.
+        # In ANSI mode, only the try_ form makes an expression that does not fail.
         trying = writer.ansi and not node.fields[field]
         if not trying:
             check_mode(node, ansi=writer.ansi)
@@ -251,21 +252,21 @@ def _try_eval(writer: ExpressionText, node: TreeNode) -> str:
 
 
 def _size(writer: ExpressionText, node: TreeNode) -> str:
-    # size(NULL) is -1 without ANSI mode and NULL with it, by default.
+    # By default, size(NULL) is -1 without ANSI mode and NULL with it.
     if node.fields["legacySizeOfNull"] is writer.ansi:
-        raise NotRendered("size with the other size of NULL")
+        raise NotRendered("size with another size of NULL than the default")
     return f"size({writer.write(node.children[0])})"
 
 
 def _raise_error(writer: ExpressionText, node: TreeNode) -> str:
     name, parameters = node.children
     if name.fields.get("value") != "USER_RAISED_EXCEPTION" or len(parameters.children) != 2:
-        raise NotRendered("raise_error of a class")
+        raise NotRendered("raise_error with an error class")
     return f"raise_error({writer.write(parameters.children[1])})"
 
 
 def _precise_conversion(writer: ExpressionText, node: TreeNode) -> str:
-    """Write the conversion that a time window makes of its column. These functions do not round
+    """Write the conversion that a time window applies to its column. These functions do not round
     either."""
     kinds = (node.fields["fromType"], node.fields["toType"])
     value = writer.write(node.children[0])
@@ -278,13 +279,13 @@ def _precise_conversion(writer: ExpressionText, node: TreeNode) -> str:
 
 def _lambda(writer: ExpressionText, node: TreeNode) -> str:
     body, *variables = (writer.write(child) for child in node.children)
-    # SQL parses one variable in parentheses as an expression.
+    # SQL parses a single variable in parentheses as an expression.
     listed = variables[0] if len(variables) == 1 else f"({', '.join(variables)})"
     return f"{listed} -> {body}"
 
 
 def _lambda_variable(writer: ExpressionText, node: TreeNode) -> str:
-    # By id: nested lambdas may use a name twice.
+    # By id, since nested lambdas may use a name twice.
     return f"lambda_{node.fields['exprId']}"
 
 
@@ -310,7 +311,7 @@ SPECIAL_FORMS: Final[dict[str, SpecialForm]] = {
     "ILike": _like("ILIKE"),
     "In": _in,
     "JsonToStructs": _from_text,
-    # Marks of the analyser, which change no value.
+    # Marks of the analyser, which do not change values.
     "KnownNotNull": _child,
     "KnownNullable": _child,
     "LambdaFunction": _lambda,
@@ -332,11 +333,11 @@ SPECIAL_FORMS: Final[dict[str, SpecialForm]] = {
     "NamedLambdaVariable": _lambda_variable,
     "NotLikeAll": _like_several("NOT LIKE ALL"),
     "NotLikeAny": _like_several("NOT LIKE ANY"),
-    "OuterReference": _refused("a column of the query around"),
+    "OuterReference": _refused("a column of an outer query"),
     "PreciseTimestampConversion": _precise_conversion,
-    "PythonUDAF": _refused("an aggregate function in Python"),
-    "PythonUDF": _refused("a function in Python"),
-    "ScalaUDF": _refused("a function of the user's"),
+    "PythonUDAF": _refused("a Python aggregate function"),
+    "PythonUDF": _refused("a Python function"),
+    "ScalaUDF": _refused("a user-defined function"),
     "SchemaOfCsv": _to_text,
     "SchemaOfJson": _to_text,
     "SchemaOfXml": _to_text,

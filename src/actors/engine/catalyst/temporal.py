@@ -1,12 +1,12 @@
 """Comparisons of a row with the clock, inverted to the times at which they are true.
 
-A temporal filter compares an expression of the row, `e`, with a value that the clock alone
-determines: ``now()`` moved by constant intervals, or a day made of it. At time T (microseconds) it
-is ``floor((T + c) / D) * D + s``: `c` moves the clock before it is cut to days (`D` is a day, else
-one microsecond), `s` after it. It never decreases, so the comparison changes once
-(`plan.relational.TimeEdge`).
+A temporal filter compares an expression of the row, `e`, with a value that depends only on the
+clock: ``now()`` shifted by constant intervals, or a day made from it. At time T (in microseconds)
+this is ``floor((T + c) / D) * D + s``: `c` shifts the clock before it is truncated to days (`D` is
+a day, else one microsecond), `s` after it. The value never decreases, so the result of the
+comparison changes only once (`plan.relational.TimeEdge`).
 
-Source: Materialize's temporal filters (`mz_now()`); the inversion is ours.
+Source: Materialize's temporal filters (`mz_now()`); the inversion is new here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actors.model.plan.relational import TimeBound, TimeEdge
 _DAY: Final = 86_400_000_000
 _SHIFT_MAX: Final = 400_000_000_000_000_000
 _WHOLE_ZONES: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "+00:00", "UTC+00:00"})
-"""Zones whose local time is the instant: a day is 24 hours from midnight in UTC."""
+"""Zones whose local time is UTC: a day has 24 hours and starts at midnight UTC."""
 _TURNED: Final = {
     "EqualTo": "EqualTo",
     "GreaterThan": "LessThan",
@@ -33,8 +33,9 @@ _TURNED: Final = {
     "LessThan": "GreaterThan",
     "LessThanOrEqual": "GreaterThanOrEqual",
 }
-# ``e <= value`` begins when the value is no less than `e`, ``e < value`` when it is greater;
-# ``e >= value`` ends where ``e < value`` begins, and ``e > value`` where ``e <= value`` does.
+# ``e <= value`` starts to hold when the value is at least `e`, ``e < value`` when it is greater.
+# ``e >= value`` stops to hold when ``e < value`` starts, and ``e > value`` when ``e <= value``
+# does.
 _EDGES: Final = {
     "EqualTo": ((False, False), (True, True)),
     "GreaterThan": ((True, False),),
@@ -42,8 +43,8 @@ _EDGES: Final = {
     "LessThan": ((False, True),),
     "LessThanOrEqual": ((False, False),),
 }
-"""Edges of each comparison of a row with the clock: (whether the comparison ends there, whether the
-clock must have passed the row's time)."""
+"""Edges of each comparison of a row with the clock: whether the comparison stops to hold there, and
+whether the clock must have passed the row's time."""
 _MOVES: Final = frozenset(
     {"DateAdd", "DateSub", "DatetimeSub", "TimestampAdd", "TimestampAddInterval"}
 )
@@ -56,7 +57,7 @@ _UNITS: Final = {
     "DAY": _DAY,
     "WEEK": 7 * _DAY,
 }
-_STAND_ALONE: Final = "the clock stands elsewhere than in a comparison with a row's time in WHERE"
+_STAND_ALONE: Final = "the clock is used outside a comparison with a row's time in WHERE"
 
 
 class ClockValue(msgspec.Struct, frozen=True):
@@ -67,16 +68,16 @@ class ClockValue(msgspec.Struct, frozen=True):
     after: int = 0
 
     def moved(self, micros: int) -> ClockValue:
-        """Return the value moved later by some microseconds. Raises `NotTranslated` beyond a
-        bound."""
+        """Return the value shifted later by some microseconds. Raises `NotTranslated` beyond a
+        limit."""
         name, value = ("before", self.before) if self.unit == 1 else ("after", self.after)
         if abs(value + micros) > _SHIFT_MAX:
-            raise NotTranslated("an interval of more than 12,000 years beside the clock")
+            raise NotTranslated("an interval of more than 12,000 years with the clock")
         return msgspec.structs.replace(self, **{name: value + micros})
 
 
 def reads_clock(node: TreeNode) -> bool:
-    """Return whether an expression, except for its subqueries, calls the clock."""
+    """Return whether an expression (not counting its subqueries) calls the clock."""
     return any(found.name in CLOCK_CALLS for found in walk(node))
 
 
@@ -87,15 +88,15 @@ def is_row_safe(part: TreeNode) -> bool:
 
 
 def time_bound(part: TreeNode, test: str, write: Callable[[TreeNode], str], zone: str) -> TimeBound:
-    """Return the times at which a predicate that reads the clock is true; `test` is its text.
+    """Return the times at which a predicate that reads the clock is true. `test` is its text.
 
-    Raises `NotTranslated` for any but a comparison (``=``, ``<``, ``<=``, ``>``, ``>=``, BETWEEN)
-    of the clock with an expression of the row.
+    Raises `NotTranslated` for anything but a comparison (``=``, ``<``, ``<=``, ``>``, ``>=``,
+    BETWEEN) of the clock with an expression of the row.
     """
     edges: list[TimeEdge] = []
     for each in _comparisons(part):
         word = each.name
-        # Another predicate may have another number of children.
+        # Any other predicate may have a different number of children.
         if word not in _TURNED or reads_clock(each.children[0]) == reads_clock(each.children[1]):
             raise NotTranslated(_STAND_ALONE)
         left, right = each.children
@@ -128,14 +129,14 @@ def _clock_value(node: TreeNode, zone: str) -> ClockValue:
     if name == "Cast":
         return _cast(node, zone)
     if name not in _MOVES or len(children) != 2:
-        raise NotTranslated(f"the clock within {name} beside a comparison")
+        raise NotTranslated(f"the clock inside {name} in a comparison")
     if name == "TimestampAdd":
         value, micros = _clock_value(children[1], zone), _units_of(node)
     else:
         value = _clock_value(children[0], zone)
         span = (_days_of if name in ("DateAdd", "DateSub") else _span_of)(children[1])
         micros = -span if name.endswith("Sub") else span
-    # Spark adds shorter intervals to the instant; days have no constant length in most zones.
+    # Spark adds shorter intervals to the instant. In most zones, days have no constant length.
     return (value if abs(micros) < _DAY else _whole(value, zone)).moved(micros)
 
 
@@ -151,15 +152,15 @@ def _cast(node: TreeNode, zone: str) -> ClockValue:
         return _whole(value, zone)
     if target == "timestamp_ntz" and source == "timestamp":
         return _whole(value, zone)
-    raise NotTranslated(f"the clock as a {target} beside a comparison")
+    raise NotTranslated(f"the clock as a {target} in a comparison")
 
 
 def _whole(value: ClockValue, zone: str) -> ClockValue:
-    # With summer time a day has 23 or 25 hours: no constant shift of the clock.
+    # With summer time, a day may have 23 or 25 hours, which is not a constant shift of the clock.
     if zone not in _WHOLE_ZONES:
         raise NotTranslated(
-            f"a day, or an interval of days, beside the clock in the time zone {zone}, where days "
-            "differ in length"
+            f"a day, or an interval of days, with the clock in the time zone {zone}, where days"
+            " differ in length"
         )
     return value
 
@@ -181,7 +182,9 @@ def _span_of(node: TreeNode) -> int:
     months = "month" in kind or "year" in kind
     spans = kind.startswith("interval ") and not months
     if node.name != "Literal" or not spans or node.fields["value"] is None:
-        raise NotTranslated("an interval beside the clock that is no constant of days and less")
+        raise NotTranslated(
+            "an interval with the clock that is not a constant of days or smaller units"
+        )
     return int(node.fields["value"])
 
 
@@ -189,7 +192,7 @@ def _units_of(node: TreeNode) -> int:
     """Return the microseconds that a TIMESTAMPADD adds."""
     unit = str(node.fields.get("unit")).upper()
     if unit not in _UNITS:
-        raise NotTranslated(f"TIMESTAMPADD of {unit} beside the clock")
+        raise NotTranslated(f"TIMESTAMPADD of {unit} with the clock")
     return _number_of(node.children[0]) * _UNITS[unit]
 
 
@@ -199,7 +202,7 @@ def _days_of(node: TreeNode) -> int:
         return -_days_of(node.children[0])
     if node.name == "ExtractANSIIntervalDays":
         micros = _span_of(node.children[0])
-        # Towards zero, as Spark extracts days.
+        # Rounded towards zero, as Spark extracts days.
         return (abs(micros) // _DAY) * (_DAY if micros > 0 else -_DAY)
     return _number_of(node) * _DAY
 
@@ -212,7 +215,7 @@ def _number_of(node: TreeNode) -> int:
         return _number_of(node.children[0])
     whole = node.name == "Literal" and type_of(node) in ("tinyint", "smallint", "int", "bigint")
     if not whole or node.fields["value"] is None:
-        raise NotTranslated("a number beside the clock that is no constant")
+        raise NotTranslated("a number with the clock that is not a constant")
     return int(node.fields["value"])
 
 

@@ -1,7 +1,7 @@
-"""Equalities between two types of exact values, without the casts that Spark puts around them.
+"""Removes the casts that Spark adds to equalities between two types of exact values.
 
-A lookup finds rows by a column, not by a cast of it: ``int = bigint`` is kept as an equality of the
-columns. Text against numbers and dates against timestamps keep their casts.
+A lookup finds rows by a column, not by a cast of it, so ``int = bigint`` becomes an equality of the
+columns. Text compared with numbers, and dates compared with timestamps, keep their casts.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _DECIMAL_DIGITS_MAX: Final = 38
 
 
 def strip_widening_casts(equality: TreeNode) -> tuple[TreeNode, TreeNode]:
-    """Return the two sides of an equality, without casts that Spark adds to compare them."""
+    """Return the two sides of an equality, without the casts that Spark adds to compare them."""
     left, right = equality.children
     wide = type_of(left)
     inner, other = _without_widening(left), _without_widening(right)
-    # Only casts that Spark adds again in the same way when it compares the columns.
+    # Remove only casts that Spark would add in the same way to compare the columns.
     if wide == type_of(right) and common_type(type_of(inner), type_of(other)) == wide:
         return inner, other
     return left, right
 
 
 def common_type(one: str, other: str) -> str | None:
-    """Return the type to which Spark widens two different ones to compare them; None: it widens
-    neither, or not exactly.
+    """Return the type to which Spark widens two different types to compare them; None if it does
+    not widen them, or not exactly.
 
     >>> common_type("int", "bigint"), common_type("int", "decimal(6,2)")
     ('bigint', 'decimal(12,2)')
@@ -60,7 +60,7 @@ def _without_widening(node: TreeNode) -> TreeNode:
 
 
 def _digits(kind: str) -> tuple[int, int] | None:
-    """Return the digits before and after the point; None: not an exact number."""
+    """Return the digits before and after the point; None if the type is not an exact number."""
     if kind in _INTEGER_DIGITS:
         return _INTEGER_DIGITS[kind], 0
     found = re.fullmatch(r"decimal\((\d+),(\d+)\)", kind)

@@ -1,9 +1,9 @@
 """Window functions that give the same bits when computed again, and their texts.
 
-A function may depend on which of two rows that its order leaves equal comes first. Then an order of
-all columns decides (`by_row`), but only over a frame of rows: a RANGE frame has all equal rows or
-none, so that a longer order would make another frame. Over RANGE frames only functions of the bag
-of rows are known: not sums of floats, and no ``last``.
+A function may depend on which of two equal rows in its order comes first. Then an order of all
+columns decides (`by_row`), but only over a frame of rows: a RANGE frame contains either all equal
+rows or none, so a longer order would change the frame. Over RANGE frames only functions of the bag
+of rows are supported: no sums of floats, and no ``last``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DAY_MICROS: Final = 86_400_000_000
 
 
 class WindowParts(msgspec.Struct, frozen=True):
-    """Parts of a window expression."""
+    """The parts of a window expression."""
 
     function: TreeNode
     specification: TreeNode
@@ -48,9 +48,9 @@ class WindowParts(msgspec.Struct, frozen=True):
 
 
 def window_parts(node: TreeNode, *, ordered: bool) -> WindowParts:
-    """Return the parts of a window expression; `ordered`: its window has an order of its own.
+    """Return the parts of a window expression. `ordered`: its window has an order of its own.
 
-    Raises `NotRendered` if it could have other bits when it is computed again.
+    Raises `NotRendered` if it might give other bits when it is computed again.
     """
     if node.name != "WindowExpression":
         raise NotRendered(f"a window function inside {node.name}")
@@ -64,7 +64,8 @@ def window_parts(node: TreeNode, *, ordered: bool) -> WindowParts:
         return WindowParts(function, specification, by_row=True)
     inner = function.children[0] if function.name == "AggregateExpression" else function
     floats = any("float" in kind or "double" in kind for kind in map(type_of, inner.children))
-    # The first row of a frame that begins with the partition is the partition's, whatever its end.
+    # The first row of a frame that starts with the partition is that of the partition, wherever the
+    # frame ends.
     if inner.name == "First" and not inner.fields.get("ignoreNulls") and _is_from_start(frame):
         return WindowParts(function, specification, by_row=True)
     if inner.name not in _OF_BAGS or floats:
@@ -73,7 +74,7 @@ def window_parts(node: TreeNode, *, ordered: bool) -> WindowParts:
 
 
 def _is_from_start(frame: TreeNode | None) -> bool:
-    """Return whether a frame has at least all rows up to its own."""
+    """Return whether a frame contains at least all rows up to its own."""
     if frame is None:
         return False
     ends = _bound(frame, "upper")
@@ -82,7 +83,7 @@ def _is_from_start(frame: TreeNode | None) -> bool:
 
 
 def _bound(frame: TreeNode, side: str) -> tuple[object, ...]:
-    """Return the words for one end of a frame: its name, or the class of its expression."""
+    """Return a description of one end of a frame: its name, or the class of its expression."""
     bound = frame.kid(side)
     return frame.fields.get(side), None if bound is None else bound.name
 
@@ -91,9 +92,9 @@ def _bound(frame: TreeNode, side: str) -> tuple[object, ...]:
 
 
 def window_reach(parts: WindowParts) -> tuple[Reach | None, int]:
-    """Return how far in its partition a change reaches a function's value: as `WindowCall` has it,
-    with the size in rows, or in the units of the one column of a RANGE frame's order (numbers,
-    days, microseconds)."""
+    """Return how far a change reaches within its partition, as in `WindowCall`: the kind, and the
+    size in rows, or in the units of the one order column of a RANGE frame (numbers, days,
+    microseconds)."""
     function = parts.function
     if function.name in ("RowNumber", "Rank"):
         return "first", 0
@@ -121,7 +122,7 @@ def window_reach(parts: WindowParts) -> tuple[Reach | None, int]:
     reach = max(sizes, default=0)
     if frame.fields["frameType"] == "RowFrame":
         return "rows", reach
-    # An interval's day is a calendar day, which may have 25 hours: one day of slack covers that.
+    # A day of an interval is a calendar day, which may have 25 hours: one day of slack covers that.
     return "range", reach + (_DAY_MICROS if calendar and reach >= _DAY_MICROS else 0)
 
 

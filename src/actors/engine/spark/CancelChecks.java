@@ -30,19 +30,20 @@ import scala.collection.mutable.ArrayBuffer;
 import scala.runtime.AbstractFunction1;
 
 /**
- * Lets a task that is canceled end at one of its next rows. Spark looks whether a task was canceled
- * where it takes a row of the task's input. One such row may make billions in a join or a generator,
- * and the task of a canceled job kept its core for minutes. So a filter that passes every row stands
- * above each of these operators and of windows, and fails if the task was canceled. It costs about a
- * nanosecond a row: a hundredth of a join of two columns. Compiled by Janino, which knows no
- * generics.
+ * Lets a task that is canceled end at one of its next rows. Spark checks for cancellation where it
+ * takes a row of the task's input. One such row may make billions in a join or a generator, so that
+ * the task of a canceled job would keep its core for minutes. So a filter that passes every row is
+ * placed above each of these operators, and above windows; it fails if the task was canceled. It
+ * costs about a nanosecond per row: a hundredth of a join of two columns. Compiled by Janino, which
+ * does not support generics.
  */
 public class CancelChecks extends Rule {
-  /** Rows between two looks: a power of two. A look costs more than a simple join makes a row. */
+  /** Number of rows between two checks: a power of two. A check costs more than a simple join
+   *  takes per row. */
   private static final long ROWS = 64L;
 
-  /** Has the plans of all sessions that are opened from a root's get the filters, those of Spark
-   *  Connect's clients too. */
+  /** Adds the filters to the plans of all sessions opened from a root, including those of Spark
+   *  Connect's clients. */
   public void install(Object root) {
     ((SparkSession) root).extensions().injectPostHocResolutionRule(new CheckedSessions(this));
   }
@@ -51,13 +52,13 @@ public class CancelChecks extends Rule {
     return checked((LogicalPlan) plan, false);
   }
 
-  /** The method by which Spark calls a rule. */
+  /** The method that Spark calls to apply a rule. */
   public Object apply(Object plan) {
     return checked((LogicalPlan) plan, false);
   }
 
-  /** Returns the plan with its filters; `has`: one stands above the plan already, as Spark applies
-   *  the rule until nothing changes. */
+  /** Returns the plan with its filters. `has`: there already is one above the plan, since Spark
+   *  applies the rule until nothing changes. */
   private static LogicalPlan checked(LogicalPlan plan, boolean has) {
     boolean check = plan instanceof Filter && isCheck(((Filter) plan).condition());
     ArrayBuffer children = new ArrayBuffer();
@@ -73,8 +74,9 @@ public class CancelChecks extends Rule {
     return !has && isLong(plan) ? new Filter(condition(), made) : made;
   }
 
-  /** Returns whether a row of the operator's input may keep it busy for long: it makes many rows, or
-   *  many rows wait for the last one of their partition, and each is then computed from many. */
+  /** Returns whether a row of the operator's input may keep it busy for long: because it makes
+   *  many rows, or because many rows wait for the last one of their partition, and each is then
+   *  computed from many. */
   private static boolean isLong(LogicalPlan plan) {
     if (plan instanceof Join) {
       Object kind = ((Join) plan).joinType();
@@ -82,7 +84,7 @@ public class CancelChecks extends Rule {
     }
     if (plan instanceof Generate) {
       Expression generator = (Expression) ((Generate) plan).generator();
-      // `explode(array(a, b))` makes as many rows as it names.
+      // `explode(array(a, b))` makes only as many rows as it lists.
       return !(generator instanceof Explode
           && ((Explode) generator).child() instanceof CreateArray);
     }
@@ -95,8 +97,8 @@ public class CancelChecks extends Rule {
     return failure instanceof Cast && ((Cast) failure).child() instanceof RaiseError;
   }
 
-  /** For one row in `ROWS`: `if (TaskContext.get().isInterrupted()) raise_error(…) else true`. It is
-   *  not deterministic: no rule may move it below the operator. */
+  /** For one row in `ROWS`: `if (TaskContext.get().isInterrupted()) raise_error(…) else true`.
+   *  It is not deterministic, so no rule may move it below the operator. */
   private static Expression condition() {
     Expression place =
         new BitwiseAnd(new MonotonicallyIncreasingID(), literal(Long.valueOf(ROWS - 1L)));
@@ -141,8 +143,9 @@ class CheckedSessions extends AbstractFunction1 {
   }
 }
 
-/** Adds the checks as the last rule of the optimizer, when a session analyses its first plan:
- *  extensions have no rules so late. Where joins are put in order, no filter may be between them. */
+/** Adds the checks as the last rule of the optimizer when a session analyses its first plan,
+ *  since extensions cannot add rules that late. No filter may be between joins while these are
+ *  reordered. */
 class CheckedSession extends Rule {
   private final SparkSession session;
   private final Seq rules;
@@ -159,7 +162,7 @@ class CheckedSession extends Rule {
     return plan;
   }
 
-  /** The method by which Spark calls a rule. */
+  /** The method that Spark calls to apply a rule. */
   public Object apply(Object plan) {
     return apply((TreeNode) plan);
   }

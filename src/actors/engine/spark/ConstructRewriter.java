@@ -61,27 +61,28 @@ import org.apache.spark.sql.types.TimestampType;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * Puts operators that the delta rules know in the places of constructs that Spark keeps to itself
- * until it runs them. No rule of Catalyst does that.
+ * Replaces constructs that Spark itself rewrites only when it runs them by operators that the delta
+ * rules support. No rule of Catalyst does that.
  *
- * - A pivot is a grouping by the pivoted column too, and above it one that gathers its values: the
- *   one value that there is for each of them.
- * - EXCEPT ALL and INTERSECT ALL are a grouping by all columns that counts the rows of either side,
- *   and above it a generator that gives each group as often as it is left.
- * - A LIMIT of an EXISTS, of one row or more, says nothing.
- * - Sessions are merged while Spark runs: `[start, end]` of each row, in the order of the starts,
- *   is of the session before it where that has not ended before the start. So a row begins a
- *   session where its start is behind the ends of all rows that start before it, and is of the
- *   last session that began up to its start. Where a session ends is a window over its rows, so
- *   that both bounds are keys of the grouping.
+ * - A pivot becomes a grouping that also groups by the pivoted column, and above it a grouping that
+ *   collects its values: for each of them there is only one.
+ * - EXCEPT ALL and INTERSECT ALL become a grouping by all columns that counts the rows of either
+ *   side, and above it a generator that repeats each group as often as it remains.
+ * - A LIMIT of one or more rows inside an EXISTS has no effect and is removed.
+ * - Sessions are merged while Spark runs: taking the `[start, end]` of each row in the order of the
+ *   starts, a row belongs to the session before it if that has not ended before the row's start. So
+ *   a row starts a session if its start is after the ends of all rows that start before it, and it
+ *   belongs to the last session that started up to its start. The end of a session is a window over
+ *   its rows, so both bounds are keys of the grouping.
  *
- * Compiled by Janino, which comes with Spark and knows no generics and no lambdas.
+ * Compiled by Janino, which comes with Spark and supports neither generics nor lambdas.
  */
 public class ConstructRewriter {
-  /** Spark's own key in the metadata of a column by which a grouping merges sessions. */
+  /** The key with which Spark marks, in the metadata, the column by which a grouping merges
+   *  sessions. */
   private static final String SESSION_MARK = "spark.sessionWindow";
 
-  /** Returns an analysed plan, the plans of its subqueries among it, without these constructs. */
+  /** Returns an analysed plan, including the plans of its subqueries, without these constructs. */
   public static Object rewrite(Object plan) {
     LogicalPlan made = (LogicalPlan) ((LogicalPlan) plan).transformUpWithSubqueries(
         new scala.runtime.AbstractPartialFunction() {
@@ -115,7 +116,8 @@ public class ConstructRewriter {
     });
   }
 
-  /** Whether a plan is the first rows of another, of which there is one if that has one. */
+  /** Returns whether a plan has the first rows of another one, and has a row if that one has
+   *  any. */
   private static boolean isLimited(LogicalPlan plan) {
     if (!(plan instanceof GlobalLimit)) return false;
     GlobalLimit limit = (GlobalLimit) plan;
@@ -153,9 +155,9 @@ public class ConstructRewriter {
     return new CreateArray(seq(made), false);
   }
 
-  // Set operators that count copies.
+  // Set operators that count duplicates.
 
-  /** Returns the rows of the left side as often as they are more than, or are in, the right. */
+  /** Returns the rows of the left side as often as they exceed, or occur in, the right side. */
   private static LogicalPlan copies(LogicalPlan left, LogicalPlan right, boolean more) {
     Alias side = alias(Literal$.MODULE$.apply(Boolean.TRUE));
     Alias other = alias(Literal$.MODULE$.apply(Boolean.FALSE));
@@ -201,7 +203,8 @@ public class ConstructRewriter {
 
   // Sessions.
 
-  /** Returns the column by which a grouping merges sessions of timestamps; null: none. */
+  /** Returns the column by which a grouping merges sessions of timestamps; null if there is
+   *  none. */
   private static Attribute sessionOf(Aggregate plan) {
     Iterator keys = CollectionConverters.asJava(plan.groupingExpressions()).iterator();
     while (keys.hasNext()) {
@@ -285,7 +288,7 @@ public class ConstructRewriter {
     };
   }
 
-  /** Whether an aggregate reads the session, which Spark has merged by then. */
+  /** Returns whether an aggregate reads the session, which Spark has merged by then. */
   private static boolean isAggregated(Expression item, final Attribute session) {
     return item.exists(new scala.runtime.AbstractFunction1() {
       public Object apply(Object node) {
@@ -305,7 +308,7 @@ public class ConstructRewriter {
     return new CreateNamedStruct(seq(fields));
   }
 
-  /** Returns the greatest value among the rows of the same keys that start up to a bound. */
+  /** Returns the greatest value among the rows with the same keys that start up to a bound. */
   private static Expression over(Expression value, List keys, Expression at, Expression upper) {
     SpecifiedWindowFrame frame =
         new SpecifiedWindowFrame(RangeFrame$.MODULE$, UnboundedPreceding$.MODULE$, upper);

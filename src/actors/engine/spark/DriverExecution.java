@@ -23,25 +23,26 @@ import org.apache.spark.rdd.RDD;
 /**
  * Executes plans of one partition in the driver.
  *
- * A job of Spark's serializes its plan, schedules a task, reads the plan again in it and announces
- * all of that: two thirds of the work of a small step. And its task may run where the driver's
- * files are not.
+ * A job of Spark's serializes its plan, schedules a task, deserializes the plan in the task and
+ * announces all of this to listeners: two thirds of the work of a small step. Its task may also run
+ * where the driver's files do not exist.
  */
 public class DriverExecution {
-  /** Executions by their groups. */
+  /** The current executions, by their groups. */
   private final Map running = new ConcurrentHashMap();
 
-  /** The tasks of a driver that runs some itself have numbers from 0 up: these go down. */
+  /** A driver that runs tasks of its own numbers them from 0 upwards; these numbers go
+   *  downwards. */
   private final AtomicLong attempts = new AtomicLong(0L);
 
   private final ExecutorService threads = Executors.newCachedThreadPool(new DaemonThreads());
 
   /**
-   * Executes a plan afresh and writes its rows, byte strings, to a file, one behind the other.
+   * Executes a plan again and writes its rows, byte strings, to a file without separators.
    *
-   * @param properties what Spark tells tasks of the session's settings
+   * @param properties the properties by which Spark tells tasks the settings of the session
    * @throws IllegalStateException if the plan has several partitions, or the rows take more than
-   *     so many bytes
+   *     the given number of bytes
    */
   public void run(RDD plan, String group, Properties properties, String path, long bytesMax)
       throws Throwable {
@@ -61,7 +62,7 @@ public class DriverExecution {
     }
   }
 
-  /** Makes the execution of a group, if there is one, fail at once. */
+  /** Makes the execution of a group, if there is one, fail immediately. */
   public void cancel(String group) {
     OneExecution found = (OneExecution) running.get(group);
     if (found != null) {
@@ -70,7 +71,7 @@ public class DriverExecution {
   }
 }
 
-/** Makes threads that keep no JVM alive. */
+/** Makes threads that do not keep the JVM alive. */
 class DaemonThreads implements ThreadFactory {
   public Thread newThread(Runnable work) {
     Thread made = new Thread(work, "driver execution");
@@ -79,8 +80,8 @@ class DaemonThreads implements ThreadFactory {
   }
 }
 
-/** One execution, in a thread of its own: as a task's, it may go on for a while when it was
- *  cancelled, since not all operators look whether they were. */
+/** One execution, in a thread of its own. Like a task, it may continue for a while after it was
+ *  cancelled, since not all operators check for cancellation. */
 class OneExecution implements Runnable {
   final CompletableFuture ended = new CompletableFuture();
 
@@ -124,11 +125,11 @@ class OneExecution implements Runnable {
       failure = error;
       context.markTaskFailed(error);
     }
-    // From here on nobody interrupts this thread, which others will use.
+    // From here on nothing may interrupt this thread, which others will reuse.
     runsIn(null);
     Thread.interrupted();
     try {
-      // Readers close their files here, and sorts let go of their memory.
+      // Readers close their files here, and sorts release their memory.
       context.markTaskCompleted(scala.Option.apply(failure));
     } catch (Throwable error) {
       failure = failure == null ? error : failure;
@@ -160,10 +161,10 @@ class OneExecution implements Runnable {
     }
   }
 
-  /** Returns the memory that all executions in this JVM share. */
+  /** Returns the memory manager that all executions in this JVM share. */
   private static MemoryManager memoryManager() throws Throwable {
-    // By handles of the two methods alone: the compiler, and a look through all methods of the
-    // class, would load every class that they name, some of which do not come with PySpark.
+    // Through handles of only these two methods: the compiler, or a search through all methods of
+    // the class, would load every class that they name, and some of these do not come with PySpark.
     MethodHandles.Lookup methods = MethodHandles.publicLookup();
     Object env =
         methods
@@ -190,7 +191,7 @@ class OneExecution implements Runnable {
       properties,
       null // measures of sources
     };
-    // What follows these has defaults, of other types in other releases of Spark.
+    // The parameters after these have defaults, whose types differ between releases of Spark.
     Constructor made = TaskContextImpl.class.getConstructors()[0];
     Object[] given = new Object[made.getParameterTypes().length];
     System.arraycopy(own, 0, given, 0, own.length);

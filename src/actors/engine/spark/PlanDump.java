@@ -28,16 +28,17 @@ import org.apache.spark.unsafe.types.CalendarInterval;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * Writes a Catalyst tree as JSON. Compiled by Janino, which comes with Spark and knows no generics
- * and no lambdas.
+ * Writes a Catalyst tree as JSON. Compiled by Janino, which comes with Spark and supports neither
+ * generics nor lambdas.
  *
  * The format is that of `TreeNode.toJSON`: a flat list of nodes, each before its children. toJSON
- * itself is not enough: it drops the metadata of attributes (which say whose column one is),
- * `evalMode` (try_cast looks like cast), the ids of common expressions, `Expand.projections` where
- * they are no List, and the types of expressions.
+ * itself does not suffice: it drops the metadata of attributes (which tell which table a column
+ * belongs to), `evalMode` (so that try_cast looks like cast), the ids of common expressions,
+ * `Expand.projections` if they are not a List, and the types of expressions.
  */
 public class PlanDump {
-  /** What is taken out of an expression into a plan node of its own, or rewritten there. */
+  /** Expressions that are moved from an expression into a plan node of their own, or rewritten
+   *  there. */
   private static final scala.Enumeration.Value[] MOVED = new scala.Enumeration.Value[] {
     TreePattern.AGGREGATE_EXPRESSION(),
     TreePattern.GENERATOR(),
@@ -54,7 +55,7 @@ public class PlanDump {
     this.charactersMax = charactersMax;
   }
 
-  /** For the reflection of the one who compiles it: all methods are static. */
+  /** Needed by the reflection of the caller; all methods are static. */
   public PlanDump() {
     this(0);
   }
@@ -62,8 +63,9 @@ public class PlanDump {
   // The functions that a session knows.
 
   /**
-   * Returns a line for each function: its name, a tab, the class of its expression or of its
-   * builder. One call: a call through py4j for each of 500 functions would take half a second.
+   * Returns a line for each function: its name, a tab, and the class of its expression or its
+   * builder. This is a single call, since one call through py4j for each of 500 functions would
+   * take half a second.
    */
   public static String functionNames(Object session) {
     FunctionRegistry registry = ((SparkSession) session).sessionState().functionRegistry();
@@ -81,8 +83,8 @@ public class PlanDump {
   // A tree.
 
   /**
-   * Returns a plan or an expression as JSON. Throws IllegalStateException when it has more than
-   * `charactersMax` characters: a tree may hold one subtree many times.
+   * Returns a plan or an expression as JSON. Throws IllegalStateException if the JSON has more than
+   * `charactersMax` characters: a tree may contain the same subtree many times.
    */
   public static String dump(Object node, int charactersMax) {
     PlanDump dump = new PlanDump(charactersMax);
@@ -100,9 +102,9 @@ public class PlanDump {
     if (out.length() > charactersMax) {
       throw new IllegalStateException("a plan of more than " + charactersMax + " characters");
     }
-    // A replaceable function has its replacement as its only child: rules see and change that,
-    // and its parameters keep ids of columns that are gone. One of both is written. Both would
-    // double the text at each level of nested calls.
+    // A replaceable function has its replacement as its only child. Rules see and change the
+    // replacement, while the parameters keep the ids of columns that no longer exist. Only one of
+    // the two is written: both would double the text at each level of nested calls.
     boolean replaceable = node instanceof InheritAnalysisRules;
     boolean fresh = replaceable && isFresh((InheritAnalysisRules) node);
     scala.collection.Seq children =
@@ -145,7 +147,7 @@ public class PlanDump {
       writeName(name);
       if (hidden) out.append("null"); else writeValue(value, places);
     }
-    // A number may be a setting or the place of a child: these are the settings.
+    // A number may be a setting or the index of a child; these are the settings.
     if (settings.length() > 0 && !(node instanceof AttributeReference)) {
       writeName("settings");
       out.append('[').append(settings).append(']');
@@ -176,8 +178,8 @@ public class PlanDump {
   }
 
   /**
-   * Whether the parameters of a replaceable function still say what its replacement says: they
-   * read the same columns, and nothing was taken out of the replacement since.
+   * Returns whether the parameters of a replaceable function still match its replacement: they read
+   * the same columns, and nothing has been moved out of the replacement.
    */
   private static boolean isFresh(InheritAnalysisRules node) {
     Expression made = ((org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable) node)
@@ -190,7 +192,7 @@ public class PlanDump {
     while (parameters.hasNext()) {
       Expression parameter = (Expression) parameters.next();
       if (!parameter.resolved()) return false;
-      // A subquery's plan is rewritten where the rules see it: in the replacement.
+      // Rules rewrite the plan of a subquery only where they see it: in the replacement.
       if (parameter.containsPattern(TreePattern.PLAN_EXPRESSION())) return false;
       for (int i = 0; i < MOVED.length; i++) {
         if (parameter.containsPattern(MOVED[i]) && !made.containsPattern(MOVED[i])) return false;
@@ -211,7 +213,8 @@ public class PlanDump {
     while (below.hasNext()) collectVariables((Expression) below.next(), into);
   }
 
-  /** What no constructor argument says: an expression's id, type, nullability, determinism. */
+  /** Writes what no constructor argument contains: an expression's id, type, nullability and
+   *  determinism. */
   private void writeTraits(Expression node) {
     if (!node.resolved()) return;
     if (node instanceof NamedExpression && !(node instanceof NamedLambdaVariable)) {
@@ -227,7 +230,8 @@ public class PlanDump {
         writeName("null");
         out.append(nullable);
       } catch (Exception none) {
-        // Some have no type of their own (a list of a subquery, a sort order's frame).
+        // Some expressions have no type of their own (the list of a subquery, the frame of a sort
+        // order).
       }
     }
     if (!node.deterministic()) {
@@ -236,7 +240,7 @@ public class PlanDump {
     }
   }
 
-  /** The rows of VALUES, as lists of literals. */
+  /** Returns the rows of a VALUES as lists of literals. */
   private void writeRows(LocalRelation node) {
     writeName("rows");
     out.append('[');
@@ -257,8 +261,8 @@ public class PlanDump {
   // Values.
 
   /**
-   * Writes a literal's value as Spark holds it, so that no time zone and no format takes part:
-   * a date in days, a timestamp in microseconds, bytes as hexadecimal digits.
+   * Writes the value of a literal as Spark stores it, so that it depends on no time zone or format:
+   * a date as days, a timestamp as microseconds, bytes as hexadecimal digits.
    */
   private void writeLiteral(Literal node) {
     Object value = node.value();
@@ -277,7 +281,7 @@ public class PlanDump {
     }
     if (value instanceof UTF8String) {
       UTF8String text = (UTF8String) value;
-      // Bytes that are no UTF-8 are lost in a string of Java.
+      // A Java string would lose bytes that are not UTF-8.
       if (!text.equals(UTF8String.fromString(text.toString()))) {
         writeName("bytes");
         writeText(hex(text.getBytes()));
@@ -334,8 +338,8 @@ public class PlanDump {
     out.append(']');
   }
 
-  /** Writes an object by its name, and a case class of Catalyst by its fields; others as null:
-   *  catalogs, encoders and functions say nothing about a query. */
+  /** Writes an object as its name, and a case class of Catalyst as its fields. Anything else is
+   *  written as null: catalogs, encoders and functions say nothing about a query. */
   private void writeProduct(Object value, Map places) {
     String name = value.getClass().getName();
     boolean told = name.startsWith("org.apache.spark.sql.catalyst.plans")
@@ -365,8 +369,8 @@ public class PlanDump {
     }
   }
 
-  /** Returns a type as Spark's JSON; with its SQL text beside it where that JSON loses a collation
-   *  (it keeps one only in the metadata of a field around). */
+  /** Returns a type as Spark's JSON. If that JSON loses a collation (it keeps one only in the
+   *  metadata of an enclosing field), the type's SQL text is added. */
   private static String typeJson(DataType type) {
     String sql = type.sql();
     if (!sql.contains("COLLATE")) return type.json();

@@ -47,12 +47,12 @@ import org.apache.spark.sql.types.Metadata;
 import org.apache.spark.sql.types.StringType;
 
 /**
- * Says of analysed plans what only Catalyst knows: whether two are one query, and whether the
- * answer of one depends on more than its tables. Compiled by Janino, which comes with Spark and
- * knows no generics and no lambdas.
+ * Answers questions about analysed plans that only Catalyst can answer: whether two plans are the
+ * same query, and whether a query's result depends on more than its tables. Compiled by Janino,
+ * which comes with Spark and supports neither generics nor lambdas.
  */
 public class PlanInspector {
-  /** Words that stand for the day or the time where a string becomes a date or a timestamp. */
+  /** Words that denote the day or the time if a string becomes a date or a timestamp. */
   private static final Pattern MOVING =
       Pattern.compile("\\b(now|today|yesterday|tomorrow)\\b", Pattern.CASE_INSENSITIVE);
   private static final int LINE_CHARACTERS_MAX = 200;
@@ -62,11 +62,11 @@ public class PlanInspector {
   private String found = "";
   private String clock = "";
 
-  // Two plans: the same query or not.
+  // Two plans: whether they are the same query.
 
   /**
-   * Returns the first line of the left plan that the right one has otherwise; an empty text when
-   * both are the same query after rules that change no meaning.
+   * Returns the first line of the left plan that differs in the right one; "" if both are the same
+   * query after rules that do not change the meaning.
    */
   public static String difference(Object left, Object right) {
     LogicalPlan mine = normalised((LogicalPlan) left);
@@ -83,9 +83,9 @@ public class PlanInspector {
   }
 
   /**
-   * Returns a plan without that in which two writings of one query may differ: table expressions,
-   * aliases of relations, other names of a function, constants that are not computed yet,
-   * double negations, a product by a comma or by CROSS JOIN.
+   * Returns a plan without what may differ between two ways to write the same query: table
+   * expressions, aliases of relations, other names of a function, constants that are not computed
+   * yet, double negations, a product written with a comma or CROSS JOIN.
    */
   private static LogicalPlan normalised(LogicalPlan plan) {
     final Rule[] rules = new Rule[] {
@@ -113,7 +113,7 @@ public class PlanInspector {
         return new Join(it.left(), it.right(), Inner$.MODULE$, it.condition(), it.hint());
       }
     });
-    // Rules do not go into the plans of subqueries by themselves.
+    // Rules do not visit the plans of subqueries by themselves.
     return (LogicalPlan) made.transformAllExpressions(new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object node) {
         return node instanceof SubqueryExpression
@@ -139,7 +139,8 @@ public class PlanInspector {
     });
   }
 
-  /** Returns a plan in which calls of the clock are columns: constants are computed, but for them. */
+  /** Returns a plan in which calls of the clock are columns, so that all other constants are
+   *  computed. */
   private static LogicalPlan withClockAsColumn(LogicalPlan plan) {
     return (LogicalPlan) plan.transformAllExpressions(new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object node) {
@@ -163,9 +164,9 @@ public class PlanInspector {
   // One plan: what it reads.
 
   /**
-   * Returns the numbers of the tables that an analysed plan reads, in its order, with commas
-   * between them; after "!" the first relation that is none of them. A table's columns carry its
-   * number as their metadata under `key`.
+   * Returns the numbers of the tables that an analysed plan reads, in its order, separated by
+   * commas; or "!" and the first relation that is not one of them. The columns of a table have its
+   * number in their metadata under `key`.
    */
   public static String tables(Object plan, String key) {
     LinkedHashSet numbers = new LinkedHashSet();
@@ -204,12 +205,13 @@ public class PlanInspector {
     return foreign;
   }
 
-  // One plan: what else its answer depends on.
+  // One plan: what else its result depends on.
 
   /**
-   * Returns the call or literal by which a query's answer is no function of its tables, with "@"
-   * before what stands for the time, the session or the release, "?" before chance, and "&" where
-   * there are calls of the clock alone; an empty text for none. Takes the session's parser, the query's text and its analysed plan.
+   * Returns the call or literal that makes the result of a query depend on more than its tables; ""
+   * if there is none. The first character is "@" for the time, the session or the release, "?" for
+   * randomness, and "&" if there are only calls of the clock. Takes the parser of the session, the
+   * text of the query and its analysed plan.
    */
   public static String volatileCall(Object parser, String text, Object plan) {
     PlanInspector inspector = new PlanInspector();
@@ -230,15 +232,15 @@ public class PlanInspector {
     while (below.hasNext()) visitPlan((LogicalPlan) below.next());
   }
 
-  /** Looks below first, so that the innermost call is found. `name` is that of a call that the
-   *  expression stands for; empty: it stands for itself. */
+  /** Searches below first, so that the innermost call is found. `name`: the name of a call that
+   *  the expression stands for; "" if it stands for itself. */
   private void visit(Expression node, String name) {
     if (!found.isEmpty() || seen.put(node, node) != null) return;
     boolean replaceable = node instanceof RuntimeReplaceable;
     String pretty = node.prettyName().toLowerCase(Locale.ROOT);
     String called = name.isEmpty() || replaceable ? pretty : name;
     boolean moving = node.containsPattern(TreePattern.CURRENT_LIKE());
-    // Aggregates that may choose among rows (first) are no chance to us: they are recomputed.
+    // Aggregates that may choose among rows (first) do not count as random: they are recomputed.
     boolean drawn = !node.deterministic() && !(node instanceof AggregateFunction);
     scala.collection.Iterator below = node.children().iterator();
     while (below.hasNext()) {
@@ -268,7 +270,8 @@ public class PlanInspector {
     }
   }
 
-  /** Whether an encryption may draw its initialization vector: Spark does not flag it. */
+  /** Returns whether an encryption may draw a random initialization vector, which Spark does not
+   *  flag. */
   private static boolean drawsVector(AesEncrypt node) {
     String mode = constant(node.mode());
     if (mode != null && mode.equalsIgnoreCase("ECB")) return false;
@@ -295,7 +298,7 @@ public class PlanInspector {
     }
   }
 
-  /** Typed literals are values as soon as they are parsed: only the text has their words. */
+  /** Typed literals become values when they are parsed, so their words are only in the text. */
   private void visitText(AbstractSqlParser parser, String text) {
     parser.parse(text, new scala.runtime.AbstractFunction1() {
       public Object apply(Object given) {

@@ -70,25 +70,26 @@ import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * Brings a rewritten plan into a form that does not depend on how the query was written: columns
- * are not renamed or pruned, expressions stand where they are used, inner joins are one product
- * under a sorted conjunction, aggregates have no FILTER. Two plans of that form are one query when
- * they are the same canonically. It only compares: nothing is ever run in this form.
+ * are not renamed or pruned, expressions are inlined where they are used, inner joins become one
+ * product under a sorted conjunction, and aggregates have no FILTER. Two plans in this form are the
+ * same query if they are canonically equal. The form is only compared and never run.
  *
- * Compiled by Janino, which comes with Spark and knows no generics and no lambdas.
+ * Compiled by Janino, which comes with Spark and supports neither generics nor lambdas.
  */
 public class PlanNormalizer {
   private static final int PRUNING_ROUNDS_MAX = 20;
   private static final String TOO_MANY_ROWS = "[SCALAR_SUBQUERY_TOO_MANY_ROWS] More than one row "
       + "returned by a subquery used as an expression.";
-  /** Aggregates that pass over NULL: a FILTER is a CASE in their argument. */
+  /** Aggregates that ignore NULL, so that a FILTER is a CASE in their argument. */
   private static final List PASS_OVER_NULL = java.util.Arrays.asList(new String[] {
     "Count", "CountIf", "Sum", "Average", "Min", "Max", "StddevSamp", "StddevPop", "VarianceSamp",
     "VariancePop", "BoolAnd", "BoolOr"});
-  /** Of these, those to which a value that comes again is nothing new. */
+  /** Those of them that repeated values do not affect. */
   private static final List SAME_DISTINCT =
       java.util.Arrays.asList(new String[] {"Min", "Max", "BoolAnd", "BoolOr"});
 
-  /** A product of plans under a conjunction, and what attributes of the query stand for in it. */
+  /** A product of plans under a conjunction, with the expressions that attributes of the query
+   *  stand for in it. */
   private static class Block {
     final List plans = new ArrayList();
     final List conjuncts = new ArrayList();
@@ -98,8 +99,8 @@ public class PlanNormalizer {
   /** Returns the normal form of a plan that went through the rules. */
   public static LogicalPlan normalForm(LogicalPlan plan) {
     LogicalPlan made = projected(plan.output(), visit(plan));
-    // What a filter above read is not read any more where it has moved into a union, and it may
-    // hold there always.
+    // Columns that were read only by a filter above are no longer read once the filter has moved
+    // into a union, and there it may always be true.
     for (int round = 0; round < PRUNING_ROUNDS_MAX; round++) {
       LogicalPlan before = made;
       made = (LogicalPlan) BooleanSimplification$.MODULE$.apply(made);
@@ -166,7 +167,7 @@ public class PlanNormalizer {
     Map both = new HashMap(left.columns);
     both.putAll(right.columns);
     boolean one = type == LeftSemi$.MODULE$ || type == LeftAnti$.MODULE$;
-    // Tests of rows that a join keeps may stand above it as well as below.
+    // Tests of rows that a join keeps may be above the join as well as inside it.
     boolean full = type == FullOuter$.MODULE$;
     LogicalPlan mine = full ? padded(left) : product(left);
     LogicalPlan theirs = one ? closed(right) : padded(right);
@@ -185,8 +186,8 @@ public class PlanNormalizer {
     return block;
   }
 
-  /** A semi join that keeps all rows is the rows with a match, by each reason for one, and those
-   *  without one. */
+  /** A semi join that keeps all rows becomes the rows with a match, for each reason for one, and
+   *  the rows without a match. */
   private static Block visitMark(Join plan, Block left, Block right) {
     LogicalPlan rest = product(left);
     LogicalPlan theirs = closed(right);
@@ -199,7 +200,7 @@ public class PlanNormalizer {
       List parts = (List) reasons.get(i);
       for (int j = 0; j < parts.size(); j++) {
         Expression part = (Expression) parts.get(j);
-        // What a row of the left says for itself may stand above the join as well as in it.
+        // A predicate over only the left side may be above the join as well as inside it.
         boolean alone = j < parts.size() - 1 || reasons.size() == 1;
         (alone && part.references().subsetOf(rest.outputSet()) ? own : tests).add(part);
       }
@@ -232,13 +233,13 @@ public class PlanNormalizer {
     return new Project(seq(items), plan);
   }
 
-  /** ``a = b OR (a = b) IS NULL``, as NOT IN makes it. */
+  /** ``a = b OR (a = b) IS NULL``, as made for NOT IN. */
   private static boolean isNullAware(Expression part) {
     return part instanceof Or && ((Or) part).left() instanceof EqualTo
         && ((Or) part).right() instanceof IsNull;
   }
 
-  /** An anti join for each reason for which a row goes. */
+  /** An anti join for each reason for which a row is dropped. */
   private static Block visitNotIn(Join plan, Block left, Block right) {
     LogicalPlan mine = product(left);
     LogicalPlan theirs = closed(right);
@@ -254,9 +255,9 @@ public class PlanNormalizer {
   }
 
   /**
-   * Returns the conditions by which a row has a match, one for each reason. By a null-aware
-   * equality these are an equal value, a NULL on the right, and a NULL of its own where there is
-   * any row on the right; its condition is the last of each.
+   * Returns the conditions under which a row has a match, one for each reason. For a null-aware
+   * equality these are an equal value, a NULL on the right, and a NULL in the row itself if the
+   * right side has any row. The condition itself comes last in each.
    */
   private static List reasons(scala.Option condition, Block left, Block right, LogicalPlan mine) {
     Map both = new HashMap(left.columns);
@@ -310,7 +311,7 @@ public class PlanNormalizer {
   }
 
   /** Returns an expression in which a subquery without correlation is a column of the block: its
-   *  one value, or whether it has a row. */
+   *  only value, or whether it has a row. */
   private static Expression lifted(Expression node, final Block block) {
     return (Expression) node.transformUp(new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object each) {
@@ -341,7 +342,7 @@ public class PlanNormalizer {
     });
   }
 
-  /** Makes a block one row, and returns whether it had any. */
+  /** Turns a block into a single row that tells whether the block had any rows. */
   private static Expression anyRow(Block block) {
     LogicalPlan below = closed(block);
     Expression one = Literal$.MODULE$.apply(Integer.valueOf(1));
@@ -354,8 +355,8 @@ public class PlanNormalizer {
     return new GreaterThan(rows.toAttribute(), Literal$.MODULE$.apply(Long.valueOf(0L)));
   }
 
-  /** Makes a block one row, and returns the only value there is: NULL for none, an error for
-   *  two. */
+  /** Turns a block into a single row with its only value: NULL if it has no row, an error if it
+   *  has two. */
   private static Expression singleValue(Block block, Expression value) {
     LogicalPlan below = closed(block);
     Expression one = Literal$.MODULE$.apply(Integer.valueOf(1));
@@ -386,7 +387,8 @@ public class PlanNormalizer {
     return plan instanceof Aggregate && ((Aggregate) plan).groupingExpressions().isEmpty();
   }
 
-  /** Lifts what aggregates read; what is read beside them is lifted above the grouping. */
+  /** Lifts the subqueries that aggregates read; those read outside aggregates are lifted above
+   *  the grouping. */
   private static Expression liftedInCalls(Expression node, final Block block) {
     return (Expression) node.transformUp(new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object each) {
@@ -398,8 +400,8 @@ public class PlanNormalizer {
     });
   }
 
-  /** Calls and keys become columns of the grouping, in an order that does not depend on the text;
-   *  expressions over them stand where they are used. */
+  /** Calls and keys become columns of the grouping, in an order that does not depend on the
+   *  text; expressions over them are inlined where they are used. */
   private static Block visitAggregate(Aggregate plan) {
     final Block block = visit(plan.child());
     List bare = new ArrayList();
@@ -481,7 +483,7 @@ public class PlanNormalizer {
     });
   }
 
-  /** Returns a call without FILTER, and ``count`` with one argument. */
+  /** Returns a call without FILTER, and ``count`` with a single argument. */
   private static AggregateExpression plain(AggregateExpression call) {
     AggregateFunction function = call.aggregateFunction();
     String name = function.getClass().getSimpleName();
@@ -526,7 +528,7 @@ public class PlanNormalizer {
     return renumbered(plan, made);
   }
 
-  /** Returns the inputs of a union with those of unions below them in their places. */
+  /** Returns the inputs of a union, with nested unions replaced by their inputs. */
   private static List flat(List children) {
     List made = new ArrayList();
     for (int i = 0; i < children.size(); i++) {
@@ -580,7 +582,7 @@ public class PlanNormalizer {
     return renumbered(plan, new Union(seq(flat(children)), false, false));
   }
 
-  /** What orders rows and takes some of them changes none. */
+  /** Operators that order rows, or take some of them, do not change the rows. */
   private static Block visitChoice(LogicalPlan plan) {
     Block block = visit((LogicalPlan) plan.children().head());
     LogicalPlan below = closed(block);
@@ -592,7 +594,8 @@ public class PlanNormalizer {
     return block;
   }
 
-  /** Returns a block of one plan whose output stands for another's, place by place. */
+  /** Returns a block of a single plan whose output columns replace those of another plan, by
+   *  position. */
   private static Block renumbered(LogicalPlan before, LogicalPlan after) {
     Block block = new Block();
     block.plans.add(after);
@@ -619,7 +622,8 @@ public class PlanNormalizer {
       made = withColumns(plan, columns);
       if (made instanceof Generate) {
         Generate it = (Generate) made;
-        // Which columns of the input are not passed on is counted by place: pass all on.
+        // The columns of the input that are not passed on are identified by position, so all are
+        // passed on.
         made = new Generate(it.generator(), seq(new ArrayList()), it.outer(), none(),
             it.generatorOutput(), it.child());
       }
@@ -673,7 +677,7 @@ public class PlanNormalizer {
     return made;
   }
 
-  /** Returns the rows of a plan that pass all tests, each tested as far down as it can be. */
+  /** Returns the rows of a plan that satisfy all tests, each tested as far down as possible. */
   private static LogicalPlan restricted(LogicalPlan plan, List conjuncts) {
     if (conjuncts.isEmpty()) return plan;
     if (plan instanceof Union) return restricted((Union) plan, conjuncts);
@@ -702,7 +706,7 @@ public class PlanNormalizer {
     return type == LeftOuter$.MODULE$ || type == LeftSemi$.MODULE$ || type == LeftAnti$.MODULE$;
   }
 
-  /** Tests of a union are tests of its inputs. */
+  /** Tests of a union become tests of its inputs. */
   private static LogicalPlan restricted(Union plan, List conjuncts) {
     List children = new ArrayList();
     List output = list(plan.output());
@@ -719,8 +723,8 @@ public class PlanNormalizer {
     return (LogicalPlan) plan.withNewChildren(seq(children));
   }
 
-  /** Returns the block's plan as a side that may be padded with NULL: what is computed of it is
-   *  NULL where a column that is never NULL is. */
+  /** Returns the plan of a block as a side that may be padded with NULLs: what is computed from
+   *  it is NULL if a column that is never NULL otherwise is NULL. */
   private static LogicalPlan padded(Block block) {
     LogicalPlan made = closed(block);
     List items = new ArrayList(list(made.output()));
@@ -738,8 +742,8 @@ public class PlanNormalizer {
     return new Project(seq(items), made);
   }
 
-  /** Returns the block's plan with all that is computed as columns; the block's own columns are
-   *  attributes then. */
+  /** Returns the plan of a block with all computed expressions as columns; the block's own
+   *  columns then become attributes. */
   private static LogicalPlan materialised(Block block) {
     LogicalPlan made = closed(block);
     List items = new ArrayList(list(made.output()));
@@ -768,7 +772,8 @@ public class PlanNormalizer {
     return new Project(seq(items), closed(block));
   }
 
-  /** Returns one condition of many, each once, in an order that does not depend on the text. */
+  /** Returns a single condition made of several, without repetition, in an order that does not
+   *  depend on the text. */
   private static Expression conjunction(List parts, LogicalPlan over) {
     Map sorted = new java.util.TreeMap();
     for (int i = 0; i < parts.size(); i++) {
@@ -789,7 +794,7 @@ public class PlanNormalizer {
 
   // Expressions.
 
-  /** Returns a text that two expressions over a plan share when they are the same. */
+  /** Returns a text that two expressions over a plan share if they are the same. */
   private static String keyOf(Expression node, LogicalPlan over) {
     org.apache.spark.sql.catalyst.expressions.package$AttributeSeq columns =
         new org.apache.spark.sql.catalyst.expressions.package$AttributeSeq(over.output());
@@ -797,9 +802,9 @@ public class PlanNormalizer {
     final StringBuilder types = new StringBuilder();
     made.foreach(new scala.runtime.AbstractFunction1() {
       public Object apply(Object each) {
-        // One function under two names (stddev, stddev_samp) is one function.
+        // A function with two names (stddev, stddev_samp) is a single function.
         ((Expression) each).unsetTagValue(FunctionRegistry$.MODULE$.FUNC_ALIAS());
-        // A literal's text does not say of which type it is.
+        // The text of a literal does not contain its type.
         if (each instanceof Literal) types.append(((Literal) each).dataType().catalogString());
         return null;
       }
@@ -811,7 +816,8 @@ public class PlanNormalizer {
     return item instanceof Alias ? ((Alias) item).child() : (Expression) item;
   }
 
-  /** Returns an expression over what its columns stand for, without names inside it. */
+  /** Returns an expression over the expressions that its columns stand for, without names inside
+   *  it. */
   private static Expression substituted(Expression node, final Map columns) {
     Expression bare = (Expression) node.transformUp(new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object each) {
@@ -838,7 +844,7 @@ public class PlanNormalizer {
         if (each instanceof SubqueryExpression) {
           SubqueryExpression it = (SubqueryExpression) each;
           LogicalPlan plan = (LogicalPlan) it.plan();
-          // Of EXISTS it matters only whether there is a row.
+          // For EXISTS it matters only whether there is a row.
           Object output = it instanceof Exists ? seq(new ArrayList()) : plan.output();
           return it.withNewPlan(projected(output, visit(plan)));
         }

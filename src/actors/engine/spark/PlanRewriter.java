@@ -22,15 +22,17 @@ import org.apache.spark.sql.catalyst.rules.Rule;
 
 /**
  * Applies rules of Catalyst, given by their names, to an analysed plan. Compiled by Janino, which
- * comes with Spark and knows no generics and no lambdas.
+ * comes with Spark and supports neither generics nor lambdas.
  */
 public class PlanRewriter {
-  /** More rounds than any plan takes: each pushes something further down or removes a node. */
+  /** More rounds than any plan needs: each round pushes something further down or removes a
+   *  node. */
   private static final int ROUNDS_MAX = 100;
 
   /**
-   * Returns the plan after the rules `once` and then, until nothing changes, the rules `repeated`.
-   * Both are class names, one a line; the plans of subqueries are rewritten first, innermost first.
+   * Returns the plan after applying the rules `once` and then, until nothing changes, the rules
+   * `repeated`. Both are class names, one per line. The plans of subqueries are rewritten first,
+   * from the innermost outwards.
    */
   public static Object rewrite(Object plan, String once, String repeated) throws Exception {
     return rewritten((LogicalPlan) plan, rules(once), rules(repeated));
@@ -43,7 +45,7 @@ public class PlanRewriter {
     return found;
   }
 
-  /** Returns a rule that is an object; one that is a class with flags is given in brackets. */
+  /** Returns a rule by its name: an object, or a class with flags, which are given in brackets. */
   private static Rule rule(String name) throws Exception {
     ClassLoader loader = Thread.currentThread().getContextClassLoader();
     int bracket = name.indexOf('(');
@@ -73,7 +75,7 @@ public class PlanRewriter {
     throw new IllegalStateException("rules do not come to an end");
   }
 
-  /** Contents are a bag: order and partitions mean nothing but below a limit. `kept`: whether the
+  /** Contents are a bag, so order and partitions matter only below a limit. `kept`: whether the
    *  order of this plan's rows decides which of them a limit above takes. */
   private static LogicalPlan withoutOrder(LogicalPlan plan, boolean kept) {
     boolean order = plan instanceof Sort;
@@ -91,9 +93,9 @@ public class PlanRewriter {
     });
   }
 
-  /** NOT IN becomes an anti join on `a = b OR (a = b) IS NULL`. Where neither can be NULL, the
-   *  equality is all of it. Spark's own rule for that, NullPropagation, would also fold what has
-   *  to be written again. */
+  /** NOT IN becomes an anti join on `a = b OR (a = b) IS NULL`. If neither can be NULL, the
+   *  equality suffices. Spark's own rule for that, NullPropagation, would also fold expressions
+   *  that must be written again. */
   private static LogicalPlan withoutUnknowns(LogicalPlan plan) {
     return (LogicalPlan) plan.transformDown(new scala.runtime.AbstractPartialFunction() {
       public boolean isDefinedAt(Object node) {
@@ -123,7 +125,7 @@ public class PlanRewriter {
         && ((Join) node).condition().isDefined();
   }
 
-  /** Whether this is `a = b OR (a = b) IS NULL` of values that are not NULL. */
+  /** Returns whether this is `a = b OR (a = b) IS NULL` over values that are never NULL. */
   private static boolean isKnown(Object node, Join join) {
     if (!(node instanceof Or) || !(((Or) node).left() instanceof EqualTo)) return false;
     Or or = (Or) node;
@@ -133,7 +135,8 @@ public class PlanRewriter {
         && isNeverNull(equal.left(), join) && isNeverNull(equal.right(), join);
   }
 
-  /** Whether a side's type says so, or the rows that are joined were filtered by it. */
+  /** Returns whether a side is never NULL, because of its type or because the joined rows were
+   *  filtered by it. */
   private static boolean isNeverNull(Expression side, Join join) {
     if (!side.nullable()) return true;
     if (!(side instanceof Attribute)) return false;
@@ -146,8 +149,9 @@ public class PlanRewriter {
         && plan.constraints().contains(test);
   }
 
-  /** Rules do not go into the plans of subqueries by themselves: nested correlation would stay. A
-   *  mark at the root tells them that its columns keep their ids, which conditions outside name. */
+  /** Rules do not visit the plans of subqueries by themselves, so nested correlation would
+   *  remain. A mark at the root tells them that its columns keep their ids, which conditions
+   *  outside refer to. */
   private static LogicalPlan withSubqueries(
       LogicalPlan plan, final Rule[] once, final Rule[] repeated) {
     return (LogicalPlan) plan.transformAllExpressions(new scala.runtime.AbstractPartialFunction() {

@@ -23,9 +23,9 @@ import org.apache.spark.util.TaskCompletionListener;
 /**
  * Reads slot files: an Arrow stream of one batch.
  *
- * A slot holds a few rows and a plan reads it in many places. Opening a Parquet file takes longer
- * than reading those rows, and needs a Hadoop configuration of over a thousand entries, which each
- * scan of a plan keeps and each of a task copies.
+ * A slot contains a few rows, and a plan reads it in many places. Opening a Parquet file takes
+ * longer than reading these rows, and needs a Hadoop configuration of over a thousand entries,
+ * which each scan of a plan keeps and each scan in a task copies.
  */
 public class SlotFileFormat implements FileFormat, DataSourceRegister, Serializable {
   public String shortName() {
@@ -56,7 +56,7 @@ public class SlotFileFormat implements FileFormat, DataSourceRegister, Serializa
   }
 }
 
-/** Reads these columns of a slot file. */
+/** Reads the given columns of a slot file. */
 class SlotReader extends scala.runtime.AbstractFunction1 implements Serializable {
   private final StructType columns;
 
@@ -78,7 +78,7 @@ class SlotReader extends scala.runtime.AbstractFunction1 implements Serializable
   }
 }
 
-/** Holds the memory of a slot's rows until the task ends. */
+/** Keeps the memory of a slot's rows until the task ends. */
 class SlotBatch implements TaskCompletionListener {
   private BufferAllocator memory;
   private ArrowStreamReader reader;

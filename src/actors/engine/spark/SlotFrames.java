@@ -6,7 +6,7 @@ import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
 import org.apache.spark.sql.execution.datasources.LogicalRelation$;
 
-/** Makes frames that read slot files by `SlotFileFormat`. */
+/** Makes frames that read slot files through `SlotFileFormat`. */
 public class SlotFrames {
   private FileFormat format;
 
@@ -15,7 +15,7 @@ public class SlotFrames {
     format = given;
   }
 
-  /** Returns the rows of slot files. Given is a frame that lists them, as if they were Parquet. */
+  /** Returns the rows of slot files, given a frame that lists them as if they were Parquet. */
   public Dataset of(SparkSession session, Dataset read) {
     LogicalRelation given = (LogicalRelation) read.queryExecution().analyzed();
     HadoopFsRelation files = (HadoopFsRelation) given.relation();

@@ -27,15 +27,15 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.ObjectType;
 
 /**
- * Says what a statement would reach: the relations and functions that it names, and the first node
- * that is none of those which are permitted (`actors.engine.catalyst.permitted_functions`). Compiled by
- * Janino, which comes with Spark and knows no generics and no lambdas.
+ * Determines what a statement would access: the relations and functions that it names, and the
+ * first node that is not permitted (`actors.engine.catalyst.permitted_functions`). Compiled by
+ * Janino, which comes with Spark and supports neither generics nor lambdas.
  *
- * A text is looked at twice. As it is parsed, nothing is resolved yet: no file was looked for, no
- * catalog opened and no constant computed, which analysis may do. As it is analysed, functions are
- * classes, whatever names they came by.
+ * A text is inspected twice. Once it is parsed, nothing is resolved yet: no file was looked up, no
+ * catalog opened and no constant computed, all of which analysis may do. Once it is analysed,
+ * functions are classes, whatever their names were.
  *
- * All fields of a node are visited, not only its children: what is hidden in a field is run, too.
+ * All fields of a node are visited, not only its children, since whatever is in a field is run too.
  */
 public class StatementInspector {
   private static final String UNRESOLVED = "org.apache.spark.sql.catalyst.analysis.";
@@ -57,7 +57,7 @@ public class StatementInspector {
   private String refusedKind = "";
   private String refused = "";
 
-  /** For the reflection of the one who compiles it: all methods are static. */
+  /** Needed by the reflection of the caller; all methods are static. */
   public StatementInspector() {
     this(null);
   }
@@ -67,7 +67,7 @@ public class StatementInspector {
     this.exactNames = session != null && session.sessionState().conf().caseSensitiveAnalysis();
   }
 
-  /** Sets what is permitted: names of classes, with spaces between them; options in lower case. */
+  /** Sets what is permitted: names of classes, separated by spaces, and options in lower case. */
   public static void permit(String functions, String tables, String nodes, String options) {
     StatementInspector.functions = words(functions);
     StatementInspector.tableFunctions = words(tables);
@@ -79,7 +79,7 @@ public class StatementInspector {
     return new HashSet(java.util.Arrays.asList(text.split(" ")));
   }
 
-  // What is asked.
+  // Questions.
 
   /** Returns what a statement names, as JSON. Throws Spark's error for one that does not parse. */
   public static String statement(Object session, String text) throws Exception {
@@ -88,14 +88,14 @@ public class StatementInspector {
     return inspector.json();
   }
 
-  /** Returns the same of one expression. */
+  /** Returns the same for a single expression. */
   public static String expression(Object session, String text) throws Exception {
     StatementInspector inspector = new StatementInspector((SparkSession) session);
     inspector.visit(inspector.session.sessionState().sqlParser().parseExpression(text), null);
     return inspector.json();
   }
 
-  /** Returns the same of an analysed plan, whose relations and functions have no names any more. */
+  /** Returns the same for an analysed plan, whose relations and functions no longer have names. */
   public static String plan(Object plan) throws Exception {
     StatementInspector inspector = new StatementInspector(null);
     inspector.visit(plan, null);
@@ -104,7 +104,7 @@ public class StatementInspector {
 
   // A tree, with the names of table expressions that are known in it.
 
-  /** The name of a table expression, and those known around it. */
+  /** The name of a table expression, and those in the enclosing scopes. */
   private static final class Known {
     final String name;
     final Known around;
@@ -142,7 +142,7 @@ public class StatementInspector {
   }
 
   private void visitNode(TreeNode node, Known known) throws Exception {
-    // An analysed plan may hold one subtree many times. A parsed one does not.
+    // An analysed plan may contain the same subtree many times; a parsed one does not.
     if (session == null && seen.put(node, node) != null) return;
     String kind = node.getClass().getName();
     if (node instanceof Command || node instanceof ParsedStatement) {
@@ -170,14 +170,14 @@ public class StatementInspector {
     }
   }
 
-  /** Code of Spark's own, by which functions are replaced: no function of SQL names other code. */
+  /** Spark's own code, by which functions are replaced; no function of SQL can name other code. */
   private void visitInvoked(Expression node, Known known) throws Exception {
     Class code = null;
     if (node instanceof StaticInvoke) {
       code = ((StaticInvoke) node).staticObject();
     } else {
       DataType target = ((Invoke) node).targetObject().dataType();
-      // A method of a value is one of Spark's own values.
+      // A method of a value is a method of one of Spark's own values.
       if (target instanceof ObjectType) code = ((ObjectType) target).cls();
     }
     boolean ours = code == null;
@@ -238,7 +238,7 @@ public class StatementInspector {
     scala.Option found = table
         ? catalog.lookupBuiltinOrTempTableFunction(name)
         : catalog.lookupBuiltinOrTempFunction(name);
-    // A function that makes rows may be called as a table, too, and the other way round.
+    // A function that makes rows may also be called as a table, and the other way round.
     if (found.isEmpty()) {
       add(unknown, quoted(whole));
       return null;
@@ -249,7 +249,8 @@ public class StatementInspector {
     return null;
   }
 
-  /** A name that is computed of texts alone is that name; any other computation is refused. */
+  /** A name that is computed only from texts counts as that name; any other computation is
+   *  refused. */
   private void visitComputedName(TreeNode node, Known known) throws Exception {
     scala.Product fields = (scala.Product) node;
     Object name = fields.productElement(0);
@@ -278,7 +279,7 @@ public class StatementInspector {
     return true;
   }
 
-  // Options by which a reader of XML opens a file. Analysis computes schemas with them.
+  // Options with which an XML reader opens a file. Analysis computes schemas with them.
 
   private void visitXml(UnresolvedFunction call) {
     scala.collection.Iterator arguments = call.arguments().iterator();

@@ -1,8 +1,9 @@
-"""Asks Spark about a query: its schema, the tables it reads, whether it is deterministic, its plan.
+"""Asks Spark about a query: its schema, the tables it reads, whether it is deterministic, and its
+plan.
 
 Tables are empty views of the session, which belongs to one thread and one job at a time. This
-module needs a session whose plans can be seen; `actors.engine.spark.remote_analysis` serves one
-behind Spark Connect.
+module needs a session whose plans are visible; `actors.engine.spark.remote_analysis` handles
+sessions behind Spark Connect.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _NO_TABLE: Final = "TABLE_OR_VIEW_NOT_FOUND"
 
 
 def analyze(bridge: ClassicBridge, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed:
-    """Return Spark's analysis of a query; if wanted, with its relational plan, which is refused
-    over `nodes_max` nodes.
+    """Return Spark's analysis of a query and, if wanted, its relational plan, which is refused
+    above `nodes_max` nodes.
 
-    Raises `QueryRejected` or Spark's own error for a text that is refused, `AccessDenied` for one
-    that uses more than it may.
+    Raises `QueryRejected` or Spark's own error for a text that is rejected, and `AccessDenied` for
+    one that uses more than it may.
     """
     if job.restricted:
-        # Before anything of it is resolved: to look for a path tells whether it is there.
+        # Before any name is resolved, since looking for a path reveals whether it exists.
         parsed = bridge.parsed(ParseText(job.job_id, job.sql))
         missing = check_parsed(parsed, job.sql, [name for name, _ in job.tables])
         if missing:
@@ -49,14 +50,13 @@ def analyze(bridge: ClassicBridge, job: AnalyzeStatement, nodes_max: int) -> Que
         except AnalysisException as error:
             return QueryAnalyzed(job.job_id, missing=missing_table(error))
         if job.restricted:
-            # By their classes now, whatever name they had.
+            # Checked again by class, whatever name a function had.
             check_analysed(bridge, found)
         schema = analyzed_schema(job, found.schema)
         used = bridge.tables(found)
         volatility = bridge.volatility(job.sql, found)
         translation = None
-        # A volatile query has no delta plan, unless all that it reads of the clock is a temporal
-        # filter's.
+        # A volatile query has no delta plan, unless it uses the clock only in a temporal filter.
         if job.translate and (volatility is None or volatility.temporal):
             given = {number: job.tables[number] for number in used}
             translation = bridge.translate(found, given, nodes_max)
@@ -65,7 +65,7 @@ def analyze(bridge: ClassicBridge, job: AnalyzeStatement, nodes_max: int) -> Que
 
 
 def missing_table(error: AnalysisException) -> str:
-    """Return the name of the table that Spark does not find. Raises any other error as it is."""
+    """Return the name of the table that Spark cannot find. Raises any other error unchanged."""
     name: str = (error.getMessageParameters() or {}).get("relationName", "")
     if condition_of(error) != _NO_TABLE or not name:
         raise error
@@ -73,16 +73,16 @@ def missing_table(error: AnalysisException) -> str:
 
 
 def output_schema(struct: StructType) -> TableSchema:
-    """Return a query's schema. Raises `QueryRejected` for a column of a type that we cannot
-    store."""
+    """Return the schema of a query. Raises `QueryRejected` for a column whose type cannot be
+    stored."""
     return check_stored(schema_of(struct))
 
 
 def check_stored(
     schema: TableSchema, arrow_of: Callable[[str], pa.DataType] = arrow_type
 ) -> TableSchema:
-    """Return the schema. Raises `QueryRejected` for a column of a type that `arrow_of` does not
-    know: by default one that we cannot store."""
+    """Return the schema. Raises `QueryRejected` for a column whose type `arrow_of` does not
+    support; by default, one that cannot be stored."""
     try:
         check_columns(schema, arrow_of)
     except InvalidUsage as error:
@@ -91,22 +91,22 @@ def check_stored(
 
 
 def result_schema(struct: StructType) -> TableSchema:
-    """Return a query's schema where its rows are answered and not stored. Raises `QueryRejected`
-    for a column of a type that cannot be answered."""
+    """Return the schema of a query whose rows are returned but not stored. Raises `QueryRejected`
+    for a column whose type cannot be returned."""
     return check_stored(schema_of(struct), result_type)
 
 
 def analyzed_schema(job: AnalyzeStatement, struct: StructType) -> TableSchema:
-    """Return the schema of a query that is analysed: one to be maintained is stored, any other
-    answered. Raises `QueryRejected`."""
+    """Return the schema of an analysed query: for a view its columns are stored, for any other
+    query only returned. Raises `QueryRejected`."""
     return output_schema(struct) if job.translate else result_schema(struct)
 
 
 def check_types(made: TableSchema, wanted: TableSchema, what: str, *, names: bool) -> None:
-    """Raise `QueryRejected` unless columns agree in number, type and (with `names`) name."""
+    """Raise `QueryRejected` unless the columns agree in number, type and (with `names`) name."""
     mine, theirs = _shape(made, names), _shape(wanted, names)
     if mine != theirs:
-        raise QueryRejected(f"{what} makes ({_text(made)}); expected were ({_text(wanted)})")
+        raise QueryRejected(f"{what} makes ({_text(made)}), expected ({_text(wanted)})")
 
 
 def _shape(schema: TableSchema, names: bool) -> Sequence[tuple[str, Any]]:

@@ -1,8 +1,9 @@
-"""Writes answers that are too large to be collected into Parquet files, where the rows are.
+"""Writes answers that are too large to be collected into Parquet files, on the machines where the
+rows are.
 
 Such an answer passes neither through the driver's heap nor through this process. A grouping usually
 makes few rows of many, so its answer is collected first. If it turns out to have too many rows or
-bytes (`spark.driver.maxResultSize`), the query runs once more, into files.
+bytes (`spark.driver.maxResultSize`), the query runs again, into files.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _TOO_LARGE: Final = "spark.driver.maxResultSize"
 
 
 ANSWER_ROWS_MIN: Final = 1_000
-"""Answers of up to so many rows are always collected."""
+"""Answers with at most this number of rows are always collected."""
 _NARROW: Final = (NumericType, BooleanType, DateType, TimestampType, TimestampNTZType)
 _NARROW_BYTES: Final = 8
 _WIDE_BYTES: Final = 64
@@ -67,24 +68,24 @@ _ANSWER_SHARE: Final = 2
 
 
 class FilesNotVisible(Exception):
-    """Rows that Spark wrote into files are not in those that are seen here."""
+    """Rows that Spark wrote into files are missing from the files that are visible here."""
 
     def __init__(self, rows: int, written: int, out: Path) -> None:
         super().__init__(
-            f"of {written} rows that Spark wrote below {out}, {rows} are seen here: its executors"
-            " have another file system"
+            f"Spark wrote {written} rows below {out}, but only {rows} are visible here: its"
+            " executors use another file system"
         )
 
 
 class AnswerTooLarge(Exception):
-    """An answer has more rows than are collected."""
+    """An answer has more rows than may be collected."""
 
     def __init__(self, rows_max: int) -> None:
-        super().__init__(f"it has more than {rows_max} rows, which are not collected")
+        super().__init__(f"it has more than {rows_max} rows, the most that are collected")
 
 
 def answer_rows_max(schema: StructType, collected_bytes_max: int) -> int:
-    """Return how many rows of these columns are collected at most.
+    """Return the maximum number of rows with these columns that are collected.
 
     >>> from pyspark.sql.types import LongType, StringType
     >>> answer_rows_max(StructType().add("k", LongType()).add("s", StringType()), 32 << 20)
@@ -100,7 +101,7 @@ def answer_rows_max(schema: StructType, collected_bytes_max: int) -> int:
 
 
 def makes_few_rows(node: Node, strata: Mapping[str, Node]) -> bool:
-    """Return whether all rows of a node come out of groupings, so that they are probably few."""
+    """Return whether all rows of a node come out of groupings, so that there are probably few."""
     match node:
         case NamedInput():
             below = strata.get(node.name)
@@ -135,23 +136,24 @@ def makes_few_rows(node: Node, strata: Mapping[str, Node]) -> bool:
 
 
 def too_large(error: Exception) -> bool:
-    """Return whether a collection failed because the answer is too large."""
+    """Return whether collecting an answer failed because it is too large."""
     return isinstance(error, AnswerTooLarge) or _TOO_LARGE in str(error)
 
 
 def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone, ...]:
-    """Run the query into files, all rows at `time` (None: without a time), in the order of the
-    files and of the rows in each. Raises Spark's own errors, and `FilesNotVisible`.
+    """Run the query into files, with all rows at `time` (None: without a time). Return the files in
+    the order of the answer, which is also the order of the rows in each. Raises Spark's own errors,
+    and `FilesNotVisible`.
 
-    The files lie in `out`, and are removed by their reader; they hold no metadata of Spark's.
+    The files are in `out`, and their reader removes them; they contain no metadata of Spark's.
     """
     name = uuid.uuid4().hex
     folder = out / f"{name}{PARTS_SUFFIX}"
     try:
         timed = time is not None
         rows = found.withColumn(TIME, lit(time).cast("bigint")) if timed else found
-        # A cluster on this machine may have another file system, as in a container: its files would
-        # be missing silently. So the rows are counted while they are written.
+        # Even a cluster on this machine may use another file system, as in a container, and its
+        # files would silently be missing here. So the rows are counted while they are written.
         written = None if _in_driver(found) else Observation()
         rows = rows if written is None else rows.observe(written, count(lit(1)).alias("rows"))
         rows.write.option("compression", "zstd").parquet(folder.resolve().as_uri())
@@ -169,7 +171,7 @@ def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone
             raise FilesNotVisible(made, written.get["rows"], out)
         return tuple(done)
     finally:
-        # With Spark's own files in it (checksums, `_SUCCESS`).
+        # Including Spark's own files in it (checksums, `_SUCCESS`).
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -179,7 +181,8 @@ def _in_driver(found: DataFrame) -> bool:
 
 
 def read_back(files: Sequence[FileDone], wanted: pa.Schema) -> pa.Table:
-    """Return the rows of files that `write_files` made, in the types `wanted`, and remove these."""
+    """Return the rows of files made by `write_files`, in the types `wanted`, and remove the
+    files."""
     try:
         parts = [pq.read_table(file.path).select(wanted.names).cast(wanted) for file in files]
     finally:

@@ -1,9 +1,9 @@
 """Writes a class archive: ``python -m actors.engine.spark.archive_training ARCHIVE SCRATCH``.
 
-Starts an engine as a service would, has it do jobs of every kind, so that the classes they need are
-loaded, and ends its JVM in order, which writes the archive (`actors.engine.spark.class_archive`).
-The jobs must be answered, but their answers are not read. Exit status 0, or 2 after a line that
-says what failed.
+Starts an engine as a service would, runs jobs of every kind so that the classes they need are
+loaded, and shuts its JVM down cleanly, which writes the archive
+(`actors.engine.spark.class_archive`). The jobs must be answered, but their answers are not read.
+The exit status is 0, or 2 after a line that says what failed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def jobs() -> Iterator[tuple[Job, PreparedPlan | None]]:
         prepared = PreparedPlan(plan)
         inputs = {CHANGES: given} | ({STATE: given} if name == "join" else {})
         yield PreparePlan(f"prepare {name}", name, plan), prepared
-        for lo in (0, 1, 1):  # anew; prepared; executed again
+        for lo in (0, 1, 1):  # Planned from scratch; prepared; executed again.
             yield RunStep(f"step {name}", name, 0, 0, inputs, lo, 2), prepared
 
 
@@ -104,7 +104,7 @@ def given_counts() -> JobRows:
 
 
 def train(archive: Path, scratch: Path) -> str:
-    """Run the engine and end it; return what failed, or an empty text."""
+    """Run the engine and shut it down; return what failed, or ""."""
     options = {JAVA_OPTIONS: recording_options(archive)}
     settings = Settings(spark_master="local[1]", spark_conf=options)
     engine = SparkEngine(open_session(spark_conf(settings, scratch), scratch), settings, scratch)
@@ -114,11 +114,11 @@ def train(archive: Path, scratch: Path) -> str:
         if isinstance(answer, JobFailed):
             return f"{job.job_id}: {answer.text}"
     process = engine.session.sparkContext._gateway.proc
-    # Not `SparkEngine.end`, which kills the JVM: only one that ends in order writes the archive.
+    # Not `SparkEngine.end`, which kills the JVM: only a JVM that exits normally writes the archive.
     engine.session.stop()
-    process.stdin.close()  # the gateway's program ends with its standard input
+    process.stdin.close()  # The gateway's program ends when its standard input is closed.
     status = process.wait()
-    return f"the JVM ended with {status}" if status else ""
+    return f"the JVM exited with status {status}" if status else ""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,9 +1,9 @@
-"""Parts in a bucket as frames that Spark reads itself, without a copy on the service's disk.
+"""Reads parts in a bucket as frames of Spark, without copying them to the service's disk.
 
-Where Spark has a connector of its own (S3A) and it can read a part, it reads Parquet by that; else
-it reads by tasks of ours (`bucket_tasks`). Footers are read here: they tell how large the rows are,
-how to cut them into tasks, and whether any of them retracts. What they tell to be one and the same
-value in all rows is not fetched.
+If Spark has a connector of its own (S3A) that can read the parts, it reads Parquet through that;
+else it reads them in tasks of this package (`bucket_tasks`). Footers are read here: they tell how
+large the rows are, how to divide them into tasks, and whether any of them are retractions. Columns
+that, according to the footers, have the same value in all rows are not fetched.
 """
 
 from __future__ import annotations
@@ -39,42 +39,42 @@ if TYPE_CHECKING:
     from actors.engine.spark.bridge import SessionBridge
 
 SCAN_TASK_BYTES: Final = 64 * 1024 * 1024
-"""Decoded size of the parts of a bucket that one task of Spark reads."""
+"""Maximum decoded size of the parts in a bucket that one task of Spark reads."""
 
 S3A_CLASS: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _FOOTERS_MAX: Final = 8_192
-"""Footers that are remembered: a part never changes."""
+"""Maximum number of footers that are cached. A part never changes."""
 
 
 class BucketPartScan(msgspec.Struct, frozen=True):
-    """Parts of a bucket that Spark is to read, and what their footers say."""
+    """Parts of a bucket that Spark will read, and what their footers say."""
 
     parts: BucketParts
     objects: tuple[BucketObject, ...]
     footers: tuple[dict[str, Any], ...]
     name: str
-    """Name by which a plan's scans of them are known."""
+    """Name by which a plan's scans of the parts are known."""
     columns: frozenset[str] | None = None
-    """Columns that are fetched, where others are NULL as nothing reads them; None: all."""
+    """The columns to fetch; all others are NULL, since nothing reads them. None for all."""
 
     @property
     def bytes(self) -> int:
-        """Return about how many bytes the rows take decoded (at least 1)."""
+        """Return the approximate decoded size of the rows, at least 1."""
         return max(1, sum(sum(footer["groups"]) for footer in self.footers))
 
     @property
     def rows(self) -> int:
-        """Return how many rows are stored."""
+        """Return the number of stored rows."""
         return sum(footer["rows"] for footer in self.footers)
 
     @property
     def bounds(self) -> tuple[int, int] | None:
-        """Return the least and the greatest diff; None if a footer does not tell. No rows at all
-        have the diff 1."""
+        """Return the minimum and maximum diff; None if a footer does not contain them. Without any
+        rows, both are 1."""
         return self.bounds_of(DIFF) if self.rows else (1, 1)
 
     def bounds_of(self, column: str) -> tuple[int, int] | None:
-        """Return the least and the greatest time or diff of all rows; None if it is not known."""
+        """Return the minimum and maximum time or diff of all rows; None if not known."""
         filled = [footer["bounds"][column] for footer in self.footers if footer["rows"]]
         if not filled or None in filled:
             return None
@@ -82,7 +82,7 @@ class BucketPartScan(msgspec.Struct, frozen=True):
         return min(lows), max(highs)
 
     def retracting(self) -> BucketPartScan | None:
-        """Return the parts that hold a negative diff, or may; None if there are none."""
+        """Return the parts that have, or may have, a negative diff; None if there are none."""
         pairs = [
             pair
             for pair in zip(self.objects, self.footers, strict=True)
@@ -94,14 +94,14 @@ class BucketPartScan(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, objects=objects, footers=footers)
 
     def frame(self, bridge: SessionBridge, struct: StructType, window: TimeWindow) -> DataFrame:
-        """Return the rows that the window wants, with these columns by name."""
+        """Return the rows within the window, with these columns by name."""
         fixed = self._fixed(window)
         fetched = [
             field
             for field in struct.fields
             if field.name not in fixed and (self.columns is None or field.name in self.columns)
         ]
-        if not fetched:  # some column must tell how many rows there are
+        if not fetched:  # Some column must tell how many rows there are.
             del fixed[DIFF]
             fetched = [field for field in struct.fields if field.name == DIFF]
         found = self.parts.frame(bridge, StructType(fetched), self, window)
@@ -116,7 +116,8 @@ class BucketPartScan(msgspec.Struct, frozen=True):
         )
 
     def _fixed(self, window: TimeWindow) -> dict[str, str]:
-        """Return what is the same in all rows that the window wants, as literals by column."""
+        """Return the columns that have the same value in all rows within the window, with the
+        values as literals."""
         fixed = {}
         if self.bounds == (1, 1):
             fixed[DIFF] = "1L"
@@ -132,13 +133,14 @@ def _null_of(field: StructField) -> str:
 
 
 class BucketParts:
-    """Access of one engine to parts in buckets: how they are read, and footers that were read."""
+    """An engine's access to parts in buckets: how they are read, and the footers read so far."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        # Footers by store and key, the least recently used first.
         self._footers: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
         self._connects: bool | None = None
-        """True if Spark's own connector reads parts; None: not known yet."""
+        """True if Spark's own connector reads parts; None if not known yet."""
 
     def scan(self, objects: Sequence[BucketObject]) -> BucketPartScan:
         """Read the footers of parts. Raises `StorageError`."""
@@ -167,7 +169,7 @@ class BucketParts:
     def frame(
         self, bridge: SessionBridge, struct: StructType, scan: BucketPartScan, window: TimeWindow
     ) -> DataFrame:
-        """Return the rows of parts that the window wants, with these columns by name."""
+        """Return the rows of parts within the window, with these columns by name."""
         first = scan.objects[0]
         if first.kind == "s3" and self._uses_connector(bridge, struct, first):
             stored = struct if TIME in struct.names else StructType(struct.fields).add(TIME, "long")
@@ -200,8 +202,8 @@ class BucketParts:
         deltas: Sequence[DeltaColumns],
     ) -> tuple[ObjectDone, ...]:
         """Run the query and have the executors write its rows, all at `time` (None: at their own
-        times), as objects: those of each delta, with exactly its columns, into the folder at its
-        place. The folders are of one bucket. Raises Spark's own errors."""
+        times), as objects. The rows of each delta, with exactly its columns, go into the folder at
+        the same position. All folders are in one bucket. Raises Spark's own errors."""
         rows = found if time is None else found.drop(TIME).selectExpr("*", f"{time}L AS {TIME}")
         cuts = [
             ObjectCut(
@@ -230,16 +232,17 @@ class BucketParts:
     def _uses_connector(
         self, bridge: SessionBridge, struct: StructType, part: BucketObject
     ) -> bool:
-        """Return whether Spark's own connector reads parts: tried once, on one part."""
+        """Return whether Spark's own connector reads parts; tried once, on a single part."""
         if self._connects is None:
             self._connects = bridge.has_class(S3A_CLASS) and _reads(bridge, struct, part)
         return self._connects
 
 
 def wanted_rows(found: DataFrame, window: TimeWindow, names: Sequence[str]) -> DataFrame:
-    """Return those of the stored rows that a window wants, at the times that they count at, with
-    the columns `names`."""
-    # Tests that every row passes are left out: a text without numbers of its own is compiled once.
+    """Return the stored rows that are within a window, at the times that they have there, with the
+    columns `names`."""
+    # Tests that every row passes are left out: a text without constants of its own is compiled only
+    # once.
     if window.lower > 0:
         found = found.where(f"{TIME} >= {window.lower}L")
     if window.upper < NO_UPPER:
@@ -251,7 +254,8 @@ def wanted_rows(found: DataFrame, window: TimeWindow, names: Sequence[str]) -> D
 
 
 def _reads(bridge: SessionBridge, struct: StructType, part: BucketObject) -> bool:
-    """Return whether Spark reads a part by S3A, which may be there without credentials."""
+    """Return whether Spark can read a part through S3A, which may be installed but lack
+    credentials."""
     reader = bridge.session.read.schema(struct).options(**_s3a_options())
     try:
         reader.parquet(_s3a_url(part)).limit(1).collect()
@@ -259,7 +263,7 @@ def _reads(bridge: SessionBridge, struct: StructType, part: BucketObject) -> boo
         if is_gone(error):
             raise
         text = short_text(str(error))[:300]
-        print(f"parts are read by tasks of ours: S3A does not: {text}", file=sys.stderr)
+        print(f"parts are read in Penstock's own tasks, because S3A fails: {text}", file=sys.stderr)
         return False
     return True
 
@@ -269,7 +273,8 @@ def _s3a_url(part: BucketObject) -> str:
 
 
 def _s3a_options() -> dict[str, str]:
-    """Return where S3A finds buckets, as the service's own library does by its environment."""
+    """Return the settings by which S3A finds buckets, as the service's own library does by its
+    environment."""
     options = {}
     endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
     if endpoint:

@@ -1,9 +1,9 @@
 """Reads Parquet parts of a bucket: their rows in Spark's executors, and their footers where a read
 is planned.
 
-Executors need not have this package. This module is sent to them by value (`bucket_tasks`), so it
-imports nothing of `actors`, and imports obstore only where it is called. Credentials are those of
-the environment of the process that reads.
+Executors need not have this package installed. This module is sent to them by value
+(`bucket_tasks`), so it imports nothing from `actors`, and imports obstore only in the functions
+that use it. Credentials come from the environment of the process that reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 UNREADABLE: Final = "PENSTOCK_BUCKET"
-"""Mark in the text of each error of this module, by which `failures` knows it in Spark's errors."""
+"""Mark in the text of each error of this module, by which `failures` recognises it in Spark's
+errors."""
 PASSED_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "s3": (
         "AWS_ENDPOINT",
@@ -43,17 +44,17 @@ PASSED_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
         "AZURE_SKIP_SIGNATURE",
     ),
 }
-"""Variables of the service's environment that say where a bucket is. None of them is a secret."""
+"""Variables of the service's environment that locate a bucket. None of them is a secret."""
 ALLOW_HTTP: Final = {
     "s3": "AWS_ALLOW_HTTP",
     "gs": "GOOGLE_ALLOW_HTTP",
     "az": "AZURE_ALLOW_HTTP",
 }
 BATCH_ROWS_MAX: Final = 65_536
-"""Rows of one batch for Spark."""
+"""Maximum number of rows in a batch for Spark."""
 FOOTERS_AT_ONCE: Final = 8
 TASK_BYTES_MIN: Final = 4 << 20
-"""Decoded bytes for which a task of its own pays."""
+"""Decoded size from which a separate task pays."""
 _STATUS: Final = re.compile(r"status code(?:\x1b\[\d+m|\D)*?(\d{3})\b")
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _VALUE_BYTES_MIN: Final = 4
@@ -62,22 +63,23 @@ _FOREVER: Final = 1 << 62
 
 
 class BucketUnreadable(Exception):
-    """Raised when an object of a bucket cannot be read; its text holds no secret."""
+    """Raised if an object of a bucket cannot be read. Its text contains no secret."""
 
 
 def failed(what: str, why: str) -> BucketUnreadable:
-    """Return the error for what could not be done."""
+    """Return the error for an operation that failed."""
     return BucketUnreadable(f"{UNREADABLE}: {what}: {why}")
 
 
 def bucket_spec(
     kind: str, bucket: str, environment: Mapping[str, str], timeout_ms: int, retries: int
 ) -> str:
-    """Return how to open a bucket, as JSON without secrets: where it is, and limits of requests."""
+    """Return a description of how to open a bucket, as JSON without secrets: its location, and
+    limits for requests."""
     config = {}
     for name in PASSED_VARIABLES[kind]:
         value = environment.get(name, "")
-        # An address may hold a password: then each executor needs it in its own environment.
+        # An address may contain a password: then each executor needs it in its own environment.
         if value and urlsplit(value).username is None:
             config[name.lower()] = value
     return json.dumps(
@@ -94,7 +96,7 @@ def bucket_spec(
 
 
 def open_bucket(spec: str) -> Any:
-    """Open the bucket of a `bucket_spec`, with the credentials of this process's environment. Sends
+    """Open the bucket of a `bucket_spec`, with the credentials in this process's environment. Sends
     no request. Raises `BucketUnreadable`."""
     given = json.loads(spec)
     where = f"{given['kind']}://{given['bucket']}"
@@ -105,8 +107,8 @@ def open_bucket(spec: str) -> Any:
         raise failed(
             f"open {where}",
             f"the Python of Spark's executors ({sys.executable}, {release}) lacks obstore"
-            f" ({error}): pip install obstore pyarrow there, or name a Python that has both by"
-            " spark_conf spark.pyspark.python",
+            f" ({error}): run pip install obstore pyarrow there, or set spark.pyspark.python in"
+            " spark_conf to a Python that has both",
         ) from None
     limit = timedelta(milliseconds=given["timeout_ms"])
     options: dict[str, Any] = {
@@ -125,26 +127,25 @@ def open_bucket(spec: str) -> Any:
 
 
 def why_of(error: BaseException) -> str:
-    """Return the reason of the library's error: its numbers, codes and class, and none of its
-    texts, which may hold signed URLs or keys."""
+    """Return the reason of the library's error: its numbers, codes and class, but none of its
+    texts, which may contain signed URLs or keys."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     said = " ".join(found[1] for found in (status, code) if found is not None)
     if isinstance(error, FileNotFoundError):
-        return f"it is not there ({said})" if said else "it is not there"
+        return f"it does not exist ({said})" if said else "it does not exist"
     if said.startswith(("401", "403")):
-        return (
-            f"the credentials in the environment of this process of Spark do not allow it ({said})"
-        )
+        return f"the credentials in the environment of this Spark process do not permit it ({said})"
     return f"{type(error).__name__} ({said})" if said else type(error).__name__
 
 
 class BucketFile(io.RawIOBase):
-    """An object of a bucket as a file, read by ranges."""
+    """An object of a bucket as a file that is read in ranges."""
 
     def __init__(self, store: Any, key: str, size: int) -> None:
         super().__init__()
         self._store, self._key, self._size = store, key, size
+        # The position of the next read.
         self._at = 0
 
     def readable(self) -> bool:
@@ -160,7 +161,7 @@ class BucketFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position, and return it."""
+        """Move the position and return it."""
         begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = begin + offset
         return self._at
@@ -176,7 +177,7 @@ class BucketFile(io.RawIOBase):
         except Exception as error:  # noqa: BLE001 - its text may hold a secret
             raise failed(f"read {self._key}", why_of(error)) from None
         if len(data) != size:
-            raise failed(f"read {self._key}", f"{len(data)} bytes came, {size} were asked for")
+            raise failed(f"read {self._key}", f"{len(data)} bytes received instead of {size}")
         self._at += size
         return data
 
@@ -193,8 +194,8 @@ def open_part(store: Any, key: str, size: int) -> pq.ParquetFile:
 
 
 class TimeWindow(NamedTuple):
-    """Times that are wanted of stored rows: those from `lower` up to below `upper`; all earlier
-    ones than `advance_to`, unless it is None, count as that one."""
+    """The wanted times of stored rows: those from `lower` to below `upper`. Times before
+    `advance_to` count as `advance_to`, unless that is None."""
 
     column: str
     lower: int
@@ -202,13 +203,14 @@ class TimeWindow(NamedTuple):
     advance_to: int | None
 
     def holds(self, low: int | None, high: int | None) -> bool:
-        """Return whether all rows with times from `low` to `high` (None: not known) are wanted."""
+        """Return whether all rows with times from `low` to `high` (None: not known) are within the
+        window."""
         return (self.lower <= 0 or (low is not None and self.lower <= low)) and (
             self.upper >= _FOREVER or (high is not None and high < self.upper)
         )
 
     def applied(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that are wanted, at the times that they count at."""
+        """Return the rows within the window, with the times that they have there."""
         times = batch.column(batch.schema.get_field_index(self.column))
         wanted = pc.and_(pc.greater_equal(times, self.lower), pc.less(times, self.upper))
         kept = batch.filter(wanted)
@@ -222,10 +224,10 @@ class TimeWindow(NamedTuple):
 def read_task(
     spec: str, pieces: Iterable[Any], shape: pa.Schema, window: TimeWindow | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of pieces, each (key, size, numbers of row groups or None for all), that a
-    window wants (None: all, as they are stored).
+    """Yield the rows of pieces that are within a window (None: all, as stored). A piece is (key,
+    size, numbers of row groups or None for all).
 
-    Columns are those of `shape`, found by name; one that a part lacks is NULL. Raises
+    The columns are those of `shape`, found by name; one that a part lacks is NULL. Raises
     `BucketUnreadable`.
     """
     store = open_bucket(spec)
@@ -260,9 +262,9 @@ def shaped(batch: pa.RecordBatch, shape: pa.Schema) -> pa.RecordBatch:
 def read_footers(
     spec: str, objects: Sequence[tuple[str, int]], columns: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return what the footers of objects (key, size) say, several at a time: `rows`; `groups`, the
-    decoded bytes of each row group, about; `bounds`, the least and the greatest value of each of
-    `columns` in all rows, None if a row group has none. Raises `BucketUnreadable`."""
+    """Read the footers of objects (key, size), several at a time. Return for each `rows`; `groups`,
+    the approximate decoded size of each row group; and `bounds`, the minimum and maximum of each of
+    `columns` over all rows, None if a row group lacks them. Raises `BucketUnreadable`."""
     store = open_bucket(spec)
 
     def read(each: tuple[str, int]) -> dict[str, Any]:
@@ -274,12 +276,12 @@ def read_footers(
 
 
 def footer_of(footer: pq.FileMetaData, columns: Sequence[str]) -> dict[str, Any]:
-    """Return what `read_footers` tells of one footer."""
+    """Return what `read_footers` returns for a single footer."""
     groups: list[int] = []
     told: dict[str, list[Any]] = {name: [] for name in columns}
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
-        # The footer counts a repeated value once.
+        # The footer counts a repeated value only once.
         least = group.num_rows * group.num_columns * _VALUE_BYTES_MIN
         groups.append(max(group.total_byte_size, least))
         for chunk in map(group.column, range(group.num_columns)):
@@ -293,7 +295,7 @@ def footer_of(footer: pq.FileMetaData, columns: Sequence[str]) -> dict[str, Any]
 
 
 def _bounds_of(statistics: Sequence[Any], count: int) -> tuple[Any, Any] | None:
-    """Return the bounds that all of `count` row groups tell together; None if one does not."""
+    """Return the bounds over all of `count` row groups; None if one of them lacks bounds."""
     known = [each for each in statistics if each is not None and each.has_min_max]
     if not known or len(known) < count:
         return None
@@ -308,8 +310,9 @@ def plan_tasks(
 ) -> list[list[Any]]:
     """Return the tasks of a read, each a list of pieces (key, size, numbers of row groups or None).
 
-    Small objects share a task, and large ones are cut between row groups. `groups`: the decoded
-    bytes of the row groups of each object. `cores`: bound of the tasks of few rows.
+    Small objects share a task, and large ones are divided between row groups. `groups`: the decoded
+    sizes of the row groups of each object. `cores`: the maximum number of tasks if there are few
+    rows.
 
     >>> plan_tasks([("a", 1), ("b", 1), ("c", 9)], [[5], [5], [6, 6, 6]], 12, 1)
     [[('a', 1, None), ('b', 1, None)], [('c', 9, [0, 1])], [('c', 9, [2])]]

@@ -1,12 +1,12 @@
-"""Tasks by which Spark's executors read and write parts of a bucket.
+"""Tasks in which Spark's executors read and write parts of a bucket.
 
-Their functions are sent by value, with all of `bucket_reading` and `bucket_writing`: executors need
-pyarrow and obstore, and not this package. Where the bucket is and which pieces a task reads go
-along: they hold no secret.
+Their functions are sent by value, together with `bucket_reading` and `bucket_writing`: executors
+need pyarrow and obstore, but not this package. The location of the bucket and the pieces of each
+task are sent along; they contain no secrets.
 
-They are functions over Arrow batches, and no data source in Python: for each frame of one, Spark
-starts further Python processes beside its driver to plan it, which takes a second or two, and it
-knows nothing of its size.
+The tasks are functions over Arrow batches rather than a Python data source: for each frame of a
+data source, Spark starts additional Python processes on the driver to plan it, which takes a second
+or two, and Spark does not learn the size of the rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from actors.engine.spark.spark_releases import shape_options
 
 _SHAPE: Final = shape_options()
 _ROW_BYTES: Final = 8
-"""Size of a row of the frame that tasks are made of, as Spark estimates it."""
+"""Size of a row, as Spark estimates it, of the frame from which tasks are made."""
 
 
 def read_pieces(
@@ -40,15 +40,15 @@ def read_pieces(
     window: TimeWindow | None,
     name: str,
 ) -> DataFrame:
-    """Return the rows of pieces as a frame of one partition for each task.
+    """Return the rows of pieces as a frame with one partition per task.
 
     Args:
         session: A session, classic or behind Spark Connect.
-        store: Where the bucket is (`bucket_reading.bucket_spec`).
+        store: The bucket's location (`bucket_reading.bucket_spec`).
         tasks: The pieces of each task (`bucket_reading.plan_tasks`).
         struct: The columns, found by name.
-        size: Rows of all pieces, and about how many bytes they take decoded.
-        window: The times that are wanted; None: all rows as they are stored.
+        size: Number of rows of all pieces, and their approximate decoded size.
+        window: The wanted times; None for all rows as stored.
         name: Name by which a plan's reads of these pieces are known.
     """
     send_by_value()
@@ -62,31 +62,34 @@ def read_pieces(
                 yield from read_task(store, given[number // span], shape, window)
 
     read.__name__ = name
-    # A range of as many rows as the pieces have, of which each partition keeps its first: by it
-    # Spark knows how large the rows are, and broadcasts no table for being a few tasks.
+    # A range with as many rows as the pieces have, of which each partition keeps the first. It
+    # tells Spark how large the rows are, so that it does not broadcast a table because it has few
+    # tasks.
     numbers = session.range(0, len(given) * span, 1, max(1, len(given)))
     return numbers.where(f"id % {span}L = 0").mapInArrow(read, struct)
 
 
 def _span(tasks: int, rows: int, data: int, *, columns: int) -> int:
-    """Return the rows of one partition of the range; Spark takes a column for 8 bytes or more."""
+    """Return the number of rows in one partition of the range. Spark counts at least 8 bytes per
+    column."""
     return max(1, -(-max(rows, data // (_ROW_BYTES * columns)) // max(1, tasks)))
 
 
 def write_objects(rows: DataFrame, store: str, cuts: Sequence[ObjectCut]) -> list[Any]:
-    """Run the query and write its rows as objects of each cut; return a row of
+    """Run the query and write its rows as objects of each cut. Return a row of
     `bucket_writing.WRITTEN` for each object. Raises Spark's own errors."""
     send_by_value()
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return write_task(store, cuts, batches)
 
-    # Rows that tasks return come here from one attempt of each.
+    # The rows that tasks return arrive from a single attempt of each task.
     found: list[Any] = rows.mapInArrow(write, WRITTEN).collect()
     return found
 
 
 def send_by_value() -> None:
-    """Have these modules sent to executors, whose Python need not have this package."""
+    """Have these modules sent to executors by value, since their Python need not have this
+    package."""
     for module in (bucket_reading, bucket_writing, sys.modules[__name__]):
         cloudpickle.register_pickle_by_value(module)

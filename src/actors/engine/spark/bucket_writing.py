@@ -1,8 +1,9 @@
 """Writes rows as Parquet objects of a bucket, in Spark's executors.
 
-Sent to them by value, like `bucket_reading`. Each attempt of a task writes under names of its own,
-and only the names that a finished attempt returns count: Spark takes the answer of one attempt of
-each task. What others wrote is never named, and collected as orphans.
+This module is sent to them by value, like `bucket_reading`. Each attempt of a task writes under its
+own names, and only the names that a finished attempt returns count: Spark uses the answer of a
+single attempt of each task. Objects of other attempts are never named, and are collected as
+orphans.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ import pyarrow.parquet as pq
 from actors.engine.spark.bucket_reading import failed, open_bucket, shaped, why_of
 
 OBJECT_BYTES_MAX: Final = 64 << 20
-"""Size of a task's objects beyond which the largest is closed; they are in memory until then."""
+"""Total size of a task's open objects above which the largest is closed. They are in memory until
+then."""
 GROUP_ROWS: Final = 128 * 1024
 TIME: Final = "__time"
 WRITTEN: Final = (
     "name string, rows bigint, size bigint, checksum bigint, footer binary, delta int,"
     " time_min bigint, time_max bigint"
 )
-"""Columns of what a task returns: one row for each object."""
+"""Columns of what a task returns: one row per object."""
 _SHAPE: Final = pa.schema(
     [
         ("name", pa.string()),
@@ -43,38 +45,40 @@ _SHAPE: Final = pa.schema(
 
 
 class ObjectCut(NamedTuple):
-    """Rows and columns of a task that go into objects of one kind."""
+    """The rows and columns of a task that go into objects of one kind."""
 
     prefix: str
-    """Their keys begin with it."""
+    """Prefix of the objects' keys."""
     columns: tuple[str, ...]
     """Columns of the task's rows, in the order of `shape`."""
     shape: bytes
     """Columns and types of the objects, as an Arrow schema."""
     mark: str
     bit: int
-    """Rows go in that have this bit in the column `mark`; 0: all do."""
+    """Rows with this bit set in the column `mark` are written; 0 for all rows."""
 
 
 class ObjectWriter:
     """Writes the rows of one cut as objects."""
 
     def __init__(self, store: Any, cut: ObjectCut) -> None:
+        # Descriptions of the objects written so far.
         self.made: list[dict[str, Any]] = []
         self._store = store
         self._cut = cut
         self._shape = pa.ipc.read_schema(pa.py_buffer(cut.shape))
+        # Batches that are not written to the open object yet, and their number of rows.
         self._waiting: list[pa.RecordBatch] = []
         self._rows = 0
         self._begin()
 
     @property
     def size(self) -> int:
-        """Return the bytes of the object that is being written."""
+        """Return the size of the object that is being written."""
         return self._sink.tell()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take those of the rows that belong here."""
+        """Add the rows of a batch that belong to this cut."""
         cut = self._cut
         if cut.bit:
             marks = batch.column(cut.mark)
@@ -89,12 +93,12 @@ class ObjectWriter:
             self._flush()
 
     def close(self) -> None:
-        """Write the object that has been begun, if any."""
+        """Write the open object, if there is one."""
         self._flush()
         if self._writer is not None:
             self._writer.close()
             made = put_object(self._store, self._cut.prefix, self._sink, self._rows)
-            # Readers pass by objects without a row at the times that they want.
+            # Readers skip objects that have no row at the times that they want.
             low, high = min(self._times), max(self._times)
             self.made.append(made | {"time_min": low, "time_max": high})
         self._begin()
@@ -102,7 +106,7 @@ class ObjectWriter:
     def _begin(self) -> None:
         self._sink, self._rows = io.BytesIO(), 0
         self._times: list[int] = []
-        """Least and greatest times of what is written."""
+        """Minimum and maximum time of each batch in the open object."""
         self._writer: pq.ParquetWriter | None = None
 
     def _flush(self) -> None:
@@ -126,7 +130,7 @@ class ObjectWriter:
 def write_task(
     spec: str, cuts: Sequence[ObjectCut], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a task as objects of each cut; yield a row for each object. Raises
+    """Write the rows of a task as objects of each cut, and yield a row per object. Raises
     `BucketUnreadable`."""
     store = open_bucket(spec)
     writers = [ObjectWriter(store, cut) for cut in cuts]
@@ -142,7 +146,7 @@ def write_task(
 
 
 def put_object(store: Any, prefix: str, sink: io.BytesIO, rows: int) -> dict[str, Any]:
-    """Write one object under a name of its own; return what describes it. Raises
+    """Write one object under a unique name, and return its description. Raises
     `BucketUnreadable`."""
     name, data = f"{uuid.uuid4().hex}.parquet", sink.getvalue()
     try:

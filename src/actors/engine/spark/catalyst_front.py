@@ -1,9 +1,9 @@
-"""A query's relational plan, from Spark's own analysis of it.
+"""Makes a query's relational plan from Spark's own analysis of it.
 
-The analysed plan goes through the rules of `catalyst.optimizer_rules` inside the JVM, is dumped in
-one call and becomes a relational plan (`catalyst.relations`). That plan is written out as SQL
-again, analysed, and put through the same rules. Both plans must have the same canonical form, or
-the translation is refused with the first line that differs.
+Inside the JVM, the rules of `catalyst.optimizer_rules` are applied to the analysed plan, which is
+then dumped in one call and becomes a relational plan (`catalyst.relations`). That plan is written
+as SQL again, analysed, and put through the same rules. Both plans must have the same canonical
+form; otherwise the translation is refused with the first line that differs.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from actors.engine.spark.bridge import ClassicBridge
 
 NODE_CHARACTERS: Final = 1_000
-"""Limit of a dump: characters for each node, on average."""
+"""Maximum size of a dump: the average number of characters per node."""
 
 
 def function_names(gateway: Any, engine: Any) -> FunctionNames:
-    """Return the functions that a session (the JVM's own) knows, by their expressions' classes.
-    Asks the JVM in one call."""
+    """Return the functions that a session (the JVM's own) knows, by the classes of their
+    expressions. Asks the JVM in a single call."""
     return FunctionNames(java_object(gateway, "PlanDump").functionNames(engine))
 
 
 class CatalystFront:
-    """Translates analysed queries of one session."""
+    """Translates the analysed queries of one session."""
 
     def __init__(self, bridge: ClassicBridge) -> None:
         self._bridge = bridge
@@ -57,20 +57,21 @@ class CatalystFront:
     def translate(
         self, found: DataFrame, tables: Mapping[int, tuple[str, TableSchema]], nodes_max: int
     ) -> QueryTranslation:
-        """Return a query's relational plan, or the reason why there is none. `tables`: by number,
-        in the order of the plan's inputs. A plan of more than `nodes_max` nodes is refused."""
+        """Return a query's relational plan, or the reason why there is none. `tables`: the tables
+        by number, in the order of the plan's inputs. A plan of more than `nodes_max` nodes is
+        refused."""
         try:
             rewritten = self._rewritten(found)
             root = self._built(rewritten, found, tables, nodes_max)
         except (NotTranslated, PlanTreeRejected, RecursionError) as error:
-            return QueryTranslation(None, str(error) or "a query that is nested too deeply")
+            return QueryTranslation(None, str(error) or "the query is nested too deeply")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # A plan of an unforeseen form must not reject the view, which is recomputed instead.
-            return QueryTranslation(None, f"a plan that is not understood ({error!r})")
-        # A fault in translating makes a view that is recomputed, not one that is wrong.
+            # A plan of an unexpected form must not reject the view: the view is recomputed instead.
+            return QueryTranslation(None, f"its plan has an unexpected form ({error!r})")
+        # An error in the translation leads to a view that is recomputed, not to one that is wrong.
         difference = self._difference(rewritten, found, root, [name for name, _ in tables.values()])
         if difference:
-            return QueryTranslation(None, f"a plan that is not the text's: {difference}")
+            return QueryTranslation(None, f"its translation does not match the query: {difference}")
         return QueryTranslation(root)
 
     def _rewritten(self, found: DataFrame) -> Any:
@@ -80,10 +81,12 @@ class CatalystFront:
                 self._constructs.rewrite(plan), self._once, self._repeated
             )
         except Exception as error:
-            # A dead JVM says nothing of the plan: the job fails and is run again.
+            # A dead JVM says nothing about the plan: the job fails and is run again.
             if is_gone(error):
                 raise
-            raise NotTranslated(f"rules fail on it: {short_text(str(error))}") from None
+            raise NotTranslated(
+                f"the optimizer rules fail on it: {short_text(str(error))}"
+            ) from None
 
     def _built(
         self,
@@ -111,7 +114,7 @@ class CatalystFront:
         self, rewritten: Any, found: DataFrame, root: ProjectNode, tables: Sequence[str]
     ) -> str:
         """Return the first difference between the query's plan and that of `root` written as SQL;
-        empty if there is none."""
+        "" if there is none."""
         text = render(root, tuple(tables))
         try:
             again = self._bridge.query(text)
@@ -120,13 +123,13 @@ class CatalystFront:
         except Exception as error:
             if is_gone(error):
                 raise
-            return f"as written again it is refused: {short_text(str(error))}"
+            return f"Spark rejects the translated query: {short_text(str(error))}"
         wanted, made = (
             [field.dataType.simpleString() for field in each.schema.fields]
             for each in (found, again)
         )
         if wanted != made:
-            return f"its columns are {', '.join(made)}, not {', '.join(wanted)}"
+            return f"its columns are {', '.join(made)} instead of {', '.join(wanted)}"
         normalizer, inspector = map(self._bridge.java, ("PlanNormalizer", "PlanInspector"))
         try:
             mine, theirs = (

@@ -1,14 +1,15 @@
 """The engine's own process: ``python -m actors.engine.spark.child FD``.
 
-The parent hands over one end of a socket pair and sends `EngineStart`; the child starts Spark and
+The parent passes one end of a socket pair and sends `EngineStart`; the child starts Spark and
 answers `EngineReady`. From then on the main thread only reads. Jobs go to a bounded set of worker
-threads, each with its own sessions and its own fair pool; a worker writes its answer as one frame.
+threads, each with its own sessions and its own fair scheduler pool. A worker writes its answer as a
+single frame.
 
-The process ends at end of file on the socket (the parent is gone), when its JVM ends, when its
-Spark context stops in a living JVM (a cluster's master removed the application), and when its Spark
-Connect server does not answer. The parent then starts a successor, which is given the same jobs:
-the process holds no state that a successor could not be given. A JVM of our own ends with the
-process, because it reads our end of a pipe.
+The process ends at end of file on the socket (the parent is gone), when its JVM exits, when its
+Spark context stops in a running JVM (a cluster's master removed the application), or when its Spark
+Connect server does not answer. The parent then starts a successor and sends it the same jobs, so
+the process holds no state that the parent could not send again. The child's own JVM ends with the
+process, because it reads from a pipe that the process holds open.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ from actors.runtime.telemetry import TracedMessage, split_context
 CANCEL_AGAIN_SECONDS: Final = 0.05
 PROGRESS_SECONDS: Final = 1.0
 WAITING_LOOKS: Final = 3
-"""Looks, `PROGRESS_SECONDS` apart, after which a job that waits for a core is given one."""
+"""Number of checks, `PROGRESS_SECONDS` apart, after which a job that waits for a core gets one."""
 WATCHER_SECONDS: Final = 2.0
 LEFTOVER_BYTES_MAX: Final = 256 * 1024
 LEFTOVER_JOBS_MAX: Final = 64
-"""Jobs after which what they have left is collected, however small they were."""
+"""Number of jobs after which their garbage is collected, however small they were."""
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 EXIT_PARENT_GONE: Final = 0
 EXIT_SPARK_GONE: Final = 3
@@ -82,7 +83,7 @@ class ChildSocket:
         """Size of the last message received."""
 
     def receive(self) -> ChildMessage | TracedMessage[ChildMessage] | None:
-        """Return the next message, with its trace context; None when the parent is gone."""
+        """Return the next message, with its trace context; None if the parent is gone."""
         while True:
             header = self._exactly(HEADER.size)
             if header is None:
@@ -93,8 +94,8 @@ class ChildSocket:
                 return None if body is None else self._codec.decode(body)
 
     def send(self, answer: Answer) -> int:
-        """Send an answer; in place of one that is too large, send its error. Return the number of
-        bytes."""
+        """Send an answer, or an error in its place if it is too large. Return the number of bytes
+        sent."""
         try:
             data = self._codec.encode(answer)
         except PenstockError as error:
@@ -115,24 +116,27 @@ class ChildSocket:
 
 
 class JobDispatcher:
-    """Hands jobs to worker threads: of the idle ones, to the one that became idle last."""
+    """Passes jobs to worker threads: of the idle ones, to the one that became idle last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # Jobs that no thread was free for, oldest first.
         self._waiting: deque[JobTicket] = deque()
+        # The boxes of idle threads, the one that became idle last at the end.
         self._resting: list[queue.SimpleQueue[JobTicket]] = []
 
     def put(self, ticket: JobTicket) -> None:
-        """Hand a job to an idle thread, or queue it."""
+        """Pass a job to an idle thread, or queue it."""
         with self._lock:
             if self._resting:
-                # The last one's sessions are warm: jobs that come one by one all meet the same.
+                # The sessions of the last thread are warm: jobs that come one at a time all go to
+                # it.
                 self._resting.pop().put(ticket)
             else:
                 self._waiting.append(ticket)
 
     def take(self, box: queue.SimpleQueue[JobTicket]) -> JobTicket:
-        """Return the next job for the thread that owns `box`; wait for one."""
+        """Return the next job for the thread that owns `box`; wait until there is one."""
         with self._lock:
             if self._waiting:
                 return self._waiting.popleft()
@@ -141,24 +145,26 @@ class JobDispatcher:
 
 
 class SpareTasks:
-    """Tells when a job waits for long tasks of others, and needs a core of its own: pure.
+    """Detects jobs that wait for long tasks of other jobs and need an extra core. Pure.
 
-    A task is not interrupted for another one. So the tasks of one view that fills for an hour, as
-    many as there are cores, would keep all other views from their first contents.
+    Tasks are not preempted. So if a view is being filled for an hour, with as many tasks as there
+    are cores, no other view would get its first contents.
     """
 
     def __init__(self, tasks_max: int) -> None:
+        # Number of tasks that may still be added.
         self._left = tasks_max
         self._waited: dict[str, int] = {}
-        """Looks in a row at which no task of a job was running, though it has some to do."""
+        """Number of consecutive checks at which no task of a job was running, although it had tasks
+        left."""
 
     def is_short(self, counts: Mapping[str, TaskCounts]) -> bool:
-        """Take the tasks of all jobs, at one more look; return whether to run one task more."""
+        """Record the tasks of all jobs at a check; return whether to run an additional task."""
         idle = [
             group for group, each in counts.items() if not each.running and each.done < each.total
         ]
         if len(idle) == len(counts):
-            idle = []  # nobody holds the cores
+            idle = []  # No job occupies the cores.
         self._waited = {group: self._waited.get(group, 0) + 1 for group in idle}
         if self._left == 0 or max(self._waited.values(), default=0) < WAITING_LOOKS:
             return False
@@ -168,20 +174,25 @@ class SpareTasks:
 
 
 class EngineChild:
-    """Runs the jobs of an `SparkEngine` on worker threads."""
+    """Runs the jobs of a `SparkEngine` on worker threads."""
 
     def __init__(self, wire: ChildSocket, engine: SparkEngine) -> None:
         self._wire = wire
         self._engine = engine
+        # The prepared plan of each dataflow, until `ForgetPlan`.
         self._plans: dict[str, PreparedPlan] = {}
+        # The jobs that are queued or running, by id.
         self._tickets: dict[str, JobTicket] = {}
         self._lock = threading.Lock()
-        self._telling = threading.Lock()
-        """Held while a job's progress is sent: the job is not over meanwhile."""
+        self._reporting = threading.Lock()
+        """Held while a job's progress is sent, so that the job does not end meanwhile."""
         self._jobs = JobDispatcher()
+        # Set when a job is canceled, to wake the thread that interrupts Spark.
         self._wake = threading.Event()
+        # Number of jobs received so far.
         self._serial = 0
-        # Of the jobs that have ended since the last collection, with their answers.
+        # Number of jobs that ended since the last collection, and the size of their messages and
+        # answers.
         self._left_jobs = self._left_bytes = 0
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
 
@@ -189,7 +200,7 @@ class EngineChild:
         """Start the threads."""
         self._watcher.start()
         threading.Thread(target=self._cancel, name="cancel", daemon=True).start()
-        threading.Thread(target=self._tell, name="progress", daemon=True).start()
+        threading.Thread(target=self._report_progress, name="progress", daemon=True).start()
         if self._engine.settings.engine_disk_bytes_max:
             threading.Thread(target=self._watch_disk, name="disk", daemon=True).start()
         for number in range(self._engine.settings.engine_jobs_in_flight_max):
@@ -213,8 +224,8 @@ class EngineChild:
     def _accept(self, job: Job, *, traced: bool = False) -> None:
         prepared = None
         if isinstance(job, PreparePlan):
-            # Filed by the reading thread: a step that follows its `PreparePlan` always finds the
-            # plan.
+            # Recorded by the reading thread, so that a step that follows its `PreparePlan` always
+            # finds the plan.
             prepared = self._plans[job.dataflow] = PreparedPlan(job.plan)
             if job.known:
                 return
@@ -246,10 +257,10 @@ class EngineChild:
             while True:
                 ticket = self._jobs.take(box)
                 answer = self._answer(slot, ticket, pool)
-                with self._telling, self._lock:
+                with self._reporting, self._lock:
                     del self._tickets[ticket.job.job_id]
                 carried = ticket.bytes + self._wire.send(answer)
-                del ticket, answer  # a thread that waits keeps no rows
+                del ticket, answer  # An idle thread must not keep rows alive.
                 self._collect_after(carried)
                 _bound_log()
         except OSError:
@@ -260,11 +271,11 @@ class EngineChild:
             )
 
     def _collect_after(self, carried: int) -> None:
-        """Free what ended jobs have left in Spark's JVM: after many of them, or after large ones.
+        """Free what ended jobs left behind in Spark's JVM, after many jobs or after large ones.
 
-        Each Java object of which Python has called a method is in a cycle with it. Python's
-        collector alone frees it, and by its own count of objects that is after hundreds of jobs:
-        until then the JVM keeps their plans, with all rows that came with them.
+        Each Java object with a method that Python called is in a reference cycle. Only Python's
+        cycle collector frees it, and by its own count of objects it would run after hundreds of
+        jobs; until then the JVM keeps their plans and all rows in them.
         """
         with self._lock:
             self._left_jobs += 1
@@ -277,7 +288,7 @@ class EngineChild:
             gc.collect()
 
     def _answer(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
-        """Return the job's answer. Ends this process if Spark ended during the job."""
+        """Return the answer to a job. Ends this process if Spark ended during the job."""
         started = time.time_ns()
         try:
             answer = self._engine.run(slot, ticket, pool)
@@ -286,14 +297,14 @@ class EngineChild:
             return answer
         except SparkGone as error:
             if self._engine.lost():
-                # If the JVM has ended, the watcher knows its exit status and leaves with that.
+                # If the JVM exited, the watcher knows its exit status and ends the process with it.
                 self._watcher.join(WATCHER_SECONDS)
                 exit_process(EXIT_SPARK_GONE, f"Spark is gone: {error}", self._engine)
-            # Spark lives: only this call failed.
+            # Spark is alive; only this call failed.
             return JobFailed(ticket.job.job_id, "EngineLost", str(error))
 
-    def _tell(self) -> None:
-        """Send the progress of jobs that take long, whenever it has changed."""
+    def _report_progress(self) -> None:
+        """Send the progress of long-running jobs whenever it has changed."""
         sent: dict[str, tuple[int, int, int | None]] = {}
         cores = SpareTasks(self._engine.settings.engine_spare_tasks_max)
         try:
@@ -301,7 +312,8 @@ class EngineChild:
                 threading.Event().wait(PROGRESS_SECONDS)
                 with self._lock:
                     groups = {ticket.group: job_id for job_id, ticket in self._tickets.items()}
-                # Only groups that the last round saw, too: their jobs have taken a while.
+                # Only groups that were also seen in the last round: their jobs have been running
+                # for a while.
                 counts: dict[str, TaskCounts] = {}
                 for group, job_id in groups.items():
                     counted = self._engine.progress(group) if group in sent else None
@@ -309,9 +321,9 @@ class EngineChild:
                         counts[group] = counted
                     found = None if counted is None else counted[:3]
                     if found is not None and found != sent[group]:
-                        # Under the lock that `_work` takes to end a job: no progress follows the
-                        # job's answer.
-                        with self._telling:
+                        # Under the lock that `_work` takes to end a job, so that no progress
+                        # follows the job's answer.
+                        with self._reporting:
                             ticket = self._tickets.get(job_id)
                             if ticket is not None and ticket.group == group:
                                 self._wire.send(JobProgress(job_id, *found))
@@ -322,10 +334,10 @@ class EngineChild:
         except OSError:
             exit_process(EXIT_PARENT_GONE, "the parent is gone", self._engine)
         except Exception as error:  # noqa: BLE001 - no job depends on it
-            print(f"progress is told no more: {error}", file=sys.stderr, flush=True)
+            print(f"progress is no longer reported: {error}", file=sys.stderr, flush=True)
 
     def _watch_disk(self) -> None:
-        """End the running queries when they take too much disk."""
+        """Cancel the running queries if they take too much disk space."""
         limit = self._engine.settings.engine_disk_bytes_max
         while True:
             threading.Event().wait(WATCH_SECONDS)
@@ -351,8 +363,8 @@ class EngineChild:
                     self._engine.interrupt(group)
                 except Exception as error:  # noqa: BLE001 - tried again until the job is over
                     print(f"cancel {group}: {error}", file=sys.stderr, flush=True)
-            # Again, until the worker has returned: Spark forgets a cancel that comes before the
-            # job.
+            # Repeat until the worker has returned, since Spark forgets a cancellation that arrives
+            # before the job.
             threading.Event().wait(CANCEL_AGAIN_SECONDS)
 
     def _watch(self) -> None:
@@ -364,13 +376,13 @@ START_POLL_MS: Final = 500
 
 
 def exit_process(code: int, why: str, engine: SparkEngine | None) -> None:
-    """End this process now, and with it what it has started."""
+    """End this process now, together with everything that it started."""
     print(why, file=sys.stderr, flush=True)
     try:
         if engine is not None:
             engine.end()
     finally:
-        # At once: other threads may be inside calls that never return.
+        # Immediately, since other threads may be inside calls that never return.
         os._exit(code)
 
 
@@ -379,20 +391,20 @@ def leave_with_parent(end: socket.socket, started: threading.Event) -> None:
     hung_up = select.poll()
     hung_up.register(end, select.POLLRDHUP)
     # Nothing reads the socket yet, and the next service empties the folder in which Spark's JVM
-    # leaves its port: this process would wait for that for ever.
+    # leaves its port, so this process would wait for that forever.
     while not started.is_set():
         if hung_up.poll(START_POLL_MS):
             exit_process(EXIT_PARENT_GONE, "the parent is gone while Spark starts", None)
 
 
 def _bound_log() -> None:
-    """Empty the log when it is full."""
+    """Empty the log if it is full."""
     try:
-        # A job that fails for ever must not fill the disk.
+        # A job that fails again and again must not fill the disk.
         if os.fstat(2).st_size > LOG_BYTES_MAX:
             os.ftruncate(2, 0)
     except OSError:
-        return  # not a file
+        return  # Not a file.
 
 
 def open_engine(
@@ -405,14 +417,16 @@ def open_engine(
     """Start Spark with the user's `defaults`, or connect to it. Raises `EngineUnavailable` or
     Spark's own error."""
     if is_remote(settings.spark_master):
-        # Imported here: Spark Connect's packages need not be installed for any other master.
+        # Imported here, since the packages of Spark Connect need not be installed for any other
+        # master.
         from actors.engine.spark.remote import open_remote
 
         return open_remote(settings, scratch, class_archive, no_java)
     conf = spark_conf(settings, scratch, class_archive, defaults)
     token = ""
     if settings.connect_listen:
-        # The JVM inherits it: other users of this machine must not pass by the gateway.
+        # The JVM inherits the token: other users of this machine must not be able to bypass the
+        # gateway.
         token = os.environ[CONNECT_TOKEN] = secrets.token_hex(32)
     chosen = frozenset(settings.spark_conf) | frozenset(defaults)
     return SparkEngine(open_session(conf, scratch), settings, scratch, token, chosen)
@@ -421,17 +435,19 @@ def open_engine(
 def main(arguments: list[str]) -> None:
     """Run the child until its parent or its Spark is gone."""
     end = socket.socket(fileno=int(arguments[0]))
-    # The JVM must not hold the socket open after this process has ended.
+    # The JVM must not keep the socket open after this process has ended.
     end.set_inheritable(False)
     first = ChildSocket(end, 1 << 20).receive()
     if not isinstance(first, EngineStart):
         exit_process(EXIT_PARENT_GONE, "no Start came", None)
         return
-    # What Spark writes for us holds rows: it is nobody else's, whatever the service's own umask.
+    # The files that Spark writes contain rows: no other user may read them, whatever the umask of
+    # the service.
     os.umask(0o077)
     settings, scratch = first.settings, Path(first.scratch)
     logging.getLogger("SQLQueryContextLogger").disabled = True
-    # PySpark makes a folder for its JVM's port, and leaves it behind if this process is killed.
+    # PySpark makes a folder for the port of its JVM, and leaves it behind if this process is
+    # killed.
     temporary = scratch / CHILD_FOLDER / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(temporary)
@@ -446,7 +462,8 @@ def main(arguments: list[str]) -> None:
     started.set()
     wire = ChildSocket(end, settings.engine_frame_bytes_max)
     child = EngineChild(wire, engine)
-    # What a start has made stays: collections after jobs pass over it, and take a few milliseconds.
+    # Objects made at the start are permanent: excluding them makes collections after jobs take only
+    # a few milliseconds.
     gc.collect()
     gc.freeze()
     child.start()

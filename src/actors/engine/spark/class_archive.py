@@ -1,10 +1,10 @@
-"""Class archives, from which an engine's JVM starts in about half the time.
+"""Class archives, with which an engine's JVM starts in about half the time.
 
-Most of a start is the reading, checking and laying out of some 11,000 classes of Spark. A JVM can
-write them to a file when it ends and map that file when it starts (application class-data sharing).
-`make_archive` has `actors.engine.spark.archive_training` run an engine that does a few jobs and
-ends in order; `find_archive` only looks for the file, so that no start waits for one to be made. An
-archive changes nothing but the time that a start takes.
+Most of a start goes into reading, verifying and laying out some 11,000 classes of Spark. A JVM can
+write them to a file when it exits and map that file when it starts (application class-data
+sharing). `make_archive` has `actors.engine.spark.archive_training` run an engine that does a few
+jobs and exits normally. `find_archive` only looks for the file, so no start waits for one to be
+made. An archive affects nothing but the time to start.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ LOG_TAIL_CHARACTERS: Final = 2000
 SUFFIX: Final = ".jsa"
 _distrusted: Final[set[Path]] = set()
 _SHARING: Final = ", sharing"
-"""Words in a JVM's build once Java's own classes have an archive."""
+"""Words in a JVM's build text once Java's own classes have an archive."""
 _SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
-"""Options that keep an archive that does not fit out of the engine's log."""
+"""Options that keep messages about an archive that does not fit out of the engine's log."""
 
 
 def archives_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the archives' folder: in the virtual environment, or else in the user's cache."""
+    """Return the folder of the archives: in the virtual environment, or else in the user's
+    cache."""
     given = os.environ if environment is None else environment
     if sys.prefix != sys.base_prefix:
         return Path(sys.prefix) / "var" / "cache" / "penstock"
@@ -43,27 +44,28 @@ def archives_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def archive_name(java: JavaHome) -> str:
-    """Return the beginning of the name of an archive for this Java and the installed PySpark."""
-    spec = importlib.util.find_spec("pyspark")  # the place alone: nothing is imported
+    """Return the prefix of the name of an archive for this Java and the installed PySpark."""
+    spec = importlib.util.find_spec("pyspark")  # This only locates the package; it imports nothing.
     place = "" if spec is None or spec.origin is None else spec.origin
-    # The name holds a hash of these, so that archives of several installations lie side by side.
+    # The name contains a hash of these, so that archives of several installations can be in the
+    # same folder.
     made_of = (java.build.replace(_SHARING, ""), importlib.metadata.version("pyspark"), place)
     return "spark-" + hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
 
 
 def find_archive(java: JavaHome, folder: Path | None = None) -> Path | None:
-    """Return the archive to start an engine with; None if there is none."""
+    """Return the archive with which to start an engine; None if there is none."""
     for path in (folder or archives_folder()).glob(f"{archive_name(java)}-*{SUFFIX}"):
-        # A JVM dies of an archive that was cut short, so the name holds the size, too.
+        # A truncated archive crashes the JVM, so the name also contains the size.
         if path.name == _whole_name(java, path) and path not in _distrusted:
             return path
     return None
 
 
 def exclude_archive(archive: Path) -> None:
-    """Exclude an archive from later starts of this process: an engine that began with it ended
-    early."""
-    # The JVM does not check an archive's contents, and dies of one that was damaged.
+    """Exclude an archive from later starts of this process, because an engine that started with it
+    ended early."""
+    # The JVM does not verify the contents of an archive, and a damaged one crashes it.
     _distrusted.add(archive)
 
 
@@ -72,30 +74,31 @@ def _whole_name(java: JavaHome, path: Path) -> str:
 
 
 def archive_options(archive: str | Path | None) -> str:
-    """Return a JVM's options for an archive, as Spark splits them."""
-    # The JVM compares its build, and the jars' paths, sizes and times, and ignores a misfit.
+    """Return the JVM options for using an archive, in the form in which Spark splits them."""
+    # The JVM compares its build and the paths, sizes and times of the jars, and ignores an archive
+    # that does not fit.
     return f'"-XX:SharedArchiveFile={archive}" {_SILENT}' if archive else ""
 
 
 def recording_options(archive: Path) -> str:
-    """Return a JVM's options to write an archive when it ends."""
-    # So short a run is not worth the second compiler.
+    """Return the JVM options for writing an archive at exit."""
+    # Such a short run is not worth the second compiler.
     return f'"-XX:ArchiveClassesAtExit={archive}" -XX:TieredStopAtLevel=1 {_SILENT}'
 
 
 def make_archive(
     java: JavaHome, scratch: Path, environment: Mapping[str, str], folder: Path | None = None
 ) -> Path:
-    """Run an engine to make the archive, in half a minute; replace an existing one.
+    """Run an engine to make the archive, which takes half a minute; replace an existing one.
 
-    `scratch`: an empty folder of the caller's; `environment`: an engine's. Blocking. Raises
-    `EngineUnavailable` with the log's tail when no archive was made, and `OSError` when the folder
+    `scratch`: an empty folder of the caller's. `environment`: that of an engine. Blocking. Raises
+    `EngineUnavailable` with the tail of the log if no archive was made, and `OSError` if the folder
     cannot be written.
     """
     folder = folder or archives_folder()
     folder.mkdir(parents=True, exist_ok=True)
     if _SHARING not in java.build:
-        # Ours is made on top of one of Java's own classes, which trimmed runtimes come without.
+        # The archive is made on top of one of Java's own classes, which trimmed runtimes lack.
         run_java(java.home / "bin" / "java", ("-Xshare:dump",))
     unfinished = folder / f"{archive_name(java)}.{os.getpid()}"
     command = [
@@ -120,14 +123,15 @@ def make_archive(
         if done.returncode != 0 or not unfinished.is_file():
             tail = done.stdout[-LOG_TAIL_CHARACTERS:].strip()
             raise EngineUnavailable(
-                f"no class archive was made with Java {java.version} from {java.origin} "
+                f"cannot make a class archive with Java {java.version} from {java.origin} "
                 f"(exit status {done.returncode}); the log ends:\n{tail}"
             )
-        # Renamed when it is complete: no start finds half an archive.
+        # Renamed once it is complete, so that no start finds an incomplete archive.
         path = unfinished.replace(folder / _whole_name(java, unfinished))
     except subprocess.TimeoutExpired:
         raise EngineUnavailable(
-            f"no class archive was made in {TRAINING_SECONDS_MAX} s; is the machine busy?"
+            f"making a class archive took more than {TRAINING_SECONDS_MAX} s; try again when the"
+            " machine is less busy"
         ) from None
     finally:
         unfinished.unlink(missing_ok=True)
@@ -136,7 +140,7 @@ def make_archive(
 
 
 def _keep_newest(path: Path) -> None:
-    """Remove the oldest archives beyond `ARCHIVES_MAX`, never the one at `path`."""
+    """Remove the oldest archives beyond `ARCHIVES_MAX`, but never the one at `path`."""
     others = [other for other in path.parent.glob(f"*{SUFFIX}") if other != path]
     others.sort(key=lambda other: other.stat().st_mtime_ns, reverse=True)
     for other in others[ARCHIVES_MAX - 1 :]:

@@ -1,8 +1,8 @@
-"""A session behind Spark Connect, used with as few calls over the wire as can be.
+"""A session behind Spark Connect, used with as few calls over the wire as possible.
 
-A frame is a description that this process keeps; a call sends it whole, with the rows and the views
-that it reads. So views are not made and dropped one by one: they are sent with each text that may
-name them, and exist for that call alone. A step is one call.
+A frame is a description that this process keeps; a call sends it in full, with the rows and views
+that it reads. So views are not created and dropped one by one: they are sent with each text that
+may name them, and exist only for that call. A step is a single call.
 """
 
 from __future__ import annotations
@@ -32,29 +32,32 @@ from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import OperationCanceled, QueryRejected
 
 SENT_AHEAD_BYTES: Final = 1024 * 1024
-"""Rows of this size or more are sent once, not with each call."""
+"""Rows of at least this size are sent once instead of with each call."""
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
 _CHUNK_ROWS: Final = 65_536
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
 TRIES_AGAIN: Final = 7
-"""Retries of a call; with the waits between them some 3.5 s, after which the server is gone."""
+"""Number of retries of a call. With the waits between them they take about 3.5 s, after which the
+server counts as gone."""
 _MANY: Final = 1 << 16
-"""Rows of a range, more than Spark has cores."""
+"""Number of rows of a range, more than Spark has cores."""
 QUERIES_KNOWN_MAX: Final = 256
-"""Bound of the texts that a session remembers to be queries."""
+"""Maximum number of texts that a session remembers to be queries."""
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_DETERMINISTIC: Final = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"
 
 
 class ServerCores:
-    """The number of the server's cores, asked once for all sessions."""
+    """The number of the server's cores, requested once for all sessions."""
 
     def __init__(self) -> None:
+        # The number, once it is known.
         self._count: int | None = None
 
     def count(self, session: SparkSession) -> int:
         """Return how many tasks the server's Spark runs at a time. Raises Spark's own error."""
-        # A range has as many partitions as Spark has cores; no call of the server tells them.
+        # A range has as many partitions as Spark has cores. The server has no call that returns the
+        # number.
         if self._count is None:
             numbers = session.range(_MANY).selectExpr("spark_partition_id() AS n")
             self._count = max(1, numbers.distinct().count())
@@ -62,7 +65,8 @@ class ServerCores:
 
 
 class ConnectBridge(SessionBridge):
-    """One session of one thread, behind Spark Connect. `tag` returns the current job's tag."""
+    """A session behind Spark Connect, used by a single thread. `tag` returns the tag of the current
+    job."""
 
     def __init__(
         self, session: SparkSession, tag: Callable[[], str], reader: PlanReader, cores: ServerCores
@@ -70,31 +74,37 @@ class ConnectBridge(SessionBridge):
         super().__init__(session)
         self.reader = reader
         self._tag = tag
+        # The frames that texts may name, by view; set while `views` is open.
         self._frames: dict[str, DataFrame] = {}
+        # Bytes of rows that the server keeps for the session.
         self._kept = 0
+        # Texts that are known to be queries.
         self._queries: set[str] = set()
         self._cores = cores
 
     def activate(self) -> None:
-        """See `SessionBridge.activate`. Later calls carry the job's tag."""
+        """Make this session the active one (see `SessionBridge.activate`). Later calls carry the
+        job's tag."""
         self.session.clearTags()
         self.session.addTag(self._tag())
 
     @property
     def needs_replacement(self) -> bool:
-        """See `SessionBridge.needs_replacement`."""
+        """Return whether the server keeps too many rows for the session (see
+        `SessionBridge.needs_replacement`)."""
         return self._kept > KEPT_BYTES_MAX
 
     def close(self) -> None:
-        """See `SessionBridge.close`. The server ends what still runs in the session."""
-        self.session.stop()  # logs what fails, and raises nothing
+        """Release the session (see `SessionBridge.close`). The server ends whatever still runs in
+        it."""
+        self.session.stop()  # Logs failures and raises nothing.
 
     def cores(self) -> int:
-        """See `SessionBridge.cores`."""
+        """Return how many tasks the server runs at a time (see `SessionBridge.cores`)."""
         return self._cores.count(self.session)
 
     def sql(self, text: str) -> DataFrame:
-        """See `SessionBridge.sql`."""
+        """Return the frame of one of the engine's own texts (see `SessionBridge.sql`)."""
         lowered = text.lower()
         read = [
             SubqueryAlias(frame._plan, _alias(name))
@@ -104,7 +114,7 @@ class ConnectBridge(SessionBridge):
         return DataFrame(SQL(text, views=read), self.session)
 
     def query(self, text: str) -> DataFrame:
-        """See `SessionBridge.query`."""
+        """Return the frame of a user's text (see `SessionBridge.query`)."""
         # The check puts the text in parentheses, where a semicolon does not parse.
         bare = text.strip().rstrip(";")
         if bare not in self._queries:
@@ -113,23 +123,24 @@ class ConnectBridge(SessionBridge):
                 self._queries.clear()
             self._queries.add(bare)
         found = self.sql(bare)
-        _ = found.schema  # asks the server; kept by the frame
+        _ = found.schema  # Asks the server; the frame keeps the answer.
         return found
 
     def _check_query(self, text: str) -> None:
-        """Raise `QueryRejected` for a command, Spark's own error for any other text that is no
-        query."""
+        """Raise `QueryRejected` for a command, and Spark's own error for any other text that is not
+        a query."""
         try:
-            # A command does not parse in parentheses, so that none is ever run.
+            # A command does not parse in parentheses, so no command is ever run.
             _ = self.sql(f"({text}\n)").schema
         except ParseException:
             if self._is_statement(text):
-                raise QueryRejected(f"a view is a query; this is a command: {text[:200]}") from None
+                raise QueryRejected(f"expected a query, found a command: {text[:200]}") from None
             raise
 
     def deterministic(self, found: DataFrame) -> bool:
-        """See `SessionBridge.deterministic`."""
-        # Spark refuses a join on an expression that is not deterministic, by an error of that name.
+        """Return whether a frame is deterministic (see `SessionBridge.deterministic`)."""
+        # Spark rejects a join on an expression that is not deterministic, with an error of that
+        # name.
         one = self.session.range(1)
         try:
             _ = one.alias("a").join(one.alias("b"), found.exists()).schema
@@ -140,36 +151,37 @@ class ConnectBridge(SessionBridge):
         return True
 
     def analyzed(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed:
-        """See `SessionBridge.analyzed`."""
+        """Return the server's analysis of a query (see `SessionBridge.analyzed`)."""
         return analyze_remotely(self, job, nodes_max)
 
     def parsed(self, job: ParseText) -> StatementParsed:
-        """See `SessionBridge.parsed`. A server shows no parsed plans: our own JVM parses."""
+        """Return what a text names (see `SessionBridge.parsed`). The server shows no parsed plans,
+        so the engine's own JVM parses the text."""
         return self.reader.parsed(job)
 
     def table(self, table: pa.Table, uses: int = 1) -> DataFrame:
-        """See `SessionBridge.table`."""
+        """Return Arrow rows as a frame (see `SessionBridge.table`)."""
         rows: LogicalPlan = LocalRelation(table, schema=struct_json(table.schema))
         if table.num_rows and table.nbytes >= SENT_AHEAD_BYTES:
-            # The server keeps these rows until the session ends: the session is spent by their
-            # bytes.
+            # The server keeps these rows until the session ends, so the session is replaced when
+            # they are too many.
             self._kept += table.nbytes
             rows = send_rows_ahead(self.session, rows, _CHUNK_ROWS, _CHUNK_BYTES)
         return DataFrame(rows, self.session)
 
     def empty(self, schema: TableSchema) -> DataFrame:
-        """See `SessionBridge.empty`."""
+        """Return a frame without rows (see `SessionBridge.empty`)."""
         return DataFrame(LocalRelation(None, schema=declared_json(schema)), self.session)
 
     def collect(self, found: DataFrame, wanted: Callable[[], pa.Schema]) -> pa.Table:
-        """See `SessionBridge.collect`."""
+        """Run the query and return its rows (see `SessionBridge.collect`)."""
         table, _ = found._to_table()
         return table.cast(wanted())
 
     @contextmanager
     def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:
-        """See `SessionBridge.views`. The frames are sent along with each text that may name
-        them."""
+        """Name frames as views while the context is open (see `SessionBridge.views`). The frames
+        are sent with each text that may name them."""
         before = self._frames
         self._frames = before | dict(frames)
         try:
@@ -188,23 +200,27 @@ class ConnectBridge(SessionBridge):
 
 
 def _alias(name: str) -> str:
-    """Return a view's name as the server takes it."""
-    # The server parses the name to make the view, and not to drop it: a quoted view would stay.
+    """Return the name of a view in the form that the server accepts."""
+    # The server parses the name when it creates the view but not when it drops it, so a quoted view
+    # would never be dropped.
     bare = bare_name(name)
     return bare if _WORD.fullmatch(bare) else view_name(name)
 
 
 def _may_be_named(name: str, lowered: str) -> bool:
-    """Return whether a text (in lower case) may name a view; True for names with odd characters."""
+    """Return whether a text (in lower case) may name a view; True for names with unusual
+    characters."""
     bare = name.strip("`")
     return not bare.isascii() or "`" in bare or bare.lower() in lowered
 
 
 class ConnectSessions(ThreadSessions):
-    """The sessions of one worker thread, behind Spark Connect. `base`: settings of each of them."""
+    """The sessions of one worker thread behind Spark Connect. `base`: the settings of each
+    session."""
 
-    # A server's interrupt cancels the Spark jobs of its moment: an adaptive query that is between
-    # two stages answers that it is canceled, and its next stage holds the server's cores for good.
+    # An interrupt cancels the Spark jobs that run at that moment. If an adaptive query is between
+    # two stages, the server answers that it is canceled, but its next stage keeps the server's
+    # cores forever.
     adapts = False
 
     def __init__(
@@ -215,24 +231,27 @@ class ConnectSessions(ThreadSessions):
         base: Mapping[str, str],
         reader: PlanReader,
         cores: ServerCores,
-        far_partitions_max: int = 0,
+        cluster_partitions_max: int = 0,
     ) -> None:
-        super().__init__(root, user, scratch, far_partitions_max)
+        super().__init__(root, user, scratch, cluster_partitions_max)
         self._base = base
         self._cores = cores
         self._reader = reader
         self._own: ThreadSessions | None = None
-        """Sessions of our own JVM, for prepared steps."""
+        """Sessions of the engine's own JVM, for prepared steps."""
+        # Tag of the current job.
         self._tag = ""
+        # Session of the current job; None before the job opens one.
         self._current: ConnectBridge | None = None
+        # True once `end` was called.
         self._over = False
 
     def get(
         self, conf: Sequence[tuple[str, str]], *, small: bool, slots: SlotRows | None = None
     ) -> SessionBridge:
-        """See `ThreadSessions.get`. Plans over slot files are those of our own JVM: the server's
-        cannot be looked at, nor executed without a job. Raises `EngineUnavailable` for these where
-        there is no Java here."""
+        """Return a session (see `ThreadSessions.get`). Plans over slot files belong to the engine's
+        own JVM, since the server's plans can be neither inspected nor executed without a job.
+        Raises `EngineUnavailable` for these if there is no Java here."""
         if slots is not None:
             if self._own is None:
                 self._own = self._reader.step_sessions()
@@ -240,27 +259,28 @@ class ConnectSessions(ThreadSessions):
         made = super().get(conf, small=small, slots=slots)
         assert isinstance(made, ConnectBridge)
         self._current = made
-        # Tested after the session was kept: either `end`, on another thread, closes it, or this.
+        # Tested after the session was recorded: it is closed either here or by `end`, on another
+        # thread.
         if self._over:
             made.close()
-            raise OperationCanceled("the engine ends")
+            raise OperationCanceled("the engine is shutting down")
         return made
 
     def end(self) -> None:
         """Close all sessions and refuse new ones. Called from any thread."""
-        # Before `drop`: a session that is opened meanwhile closes itself in `get`.
+        # Before `drop`, so that a session that is opened meanwhile closes itself in `get`.
         self._over = True
         self.drop()
 
     def begin(self, tag: str) -> None:
-        """Tag all that is run from now on with `tag`."""
+        """Tag everything that runs from now on with `tag`."""
         self._tag = tag
-        # A cancel must not interrupt the session of an earlier job.
+        # A cancellation must not interrupt the session of an earlier job.
         self._current = None
 
     def interrupt(self, tag: str) -> None:
         """Interrupt what runs under `tag`. Called from any thread."""
-        # Read once: the worker thread may replace it.
+        # Read only once, since the worker thread may replace it.
         current = self._current
         if current is not None:
             current.session.interruptTag(tag)
@@ -284,5 +304,5 @@ def set_retries(session: Any, tries_again: int = TRIES_AGAIN) -> None:
 
 
 def set_settings(session: Any, conf: Mapping[str, str]) -> None:
-    """Set settings, all in one call. Raises Spark's own error."""
+    """Set settings, all in a single call. Raises Spark's own error."""
     session.conf._set_all(dict(conf), silent=False)

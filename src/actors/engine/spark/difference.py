@@ -1,8 +1,8 @@
-"""Plain Spark: a query over whole contents, minus the old contents of its view.
+"""Computes a query over full contents, and subtracts the old contents of its view.
 
-Contents are the rows whose diffs sum to more than zero, each repeated by that sum. Small inputs are
-summed and repeated in Arrow and cost Spark nothing; the rest is done by Spark. Both keep the bits
-of a row (see `actors.engine.spark.translate`).
+Contents are the rows whose diffs sum to more than zero, each repeated that many times. Small inputs
+are summed and repeated in Arrow, at no cost for Spark; Spark does the rest. Both keep the bits of a
+row (see `actors.engine.spark.translate`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actors.engine.spark.bridge import SessionBridge
 from actors.engine.spark.bucket_parts import BucketPartScan
 from actors.engine.spark.failures import describe
 from actors.engine.spark.fragments import CHAR_LENGTH
-from actors.engine.spark.rows import LoadedRows, done, load
+from actors.engine.spark.rows import LoadedRows, load, rows_done
 from actors.engine.spark.steps import ThreadSlot, is_small
 from actors.engine.spark.stored_contents import contents_frame
 from actors.engine.spark.subtraction import subtract_old_contents
@@ -46,39 +46,45 @@ from actors.runtime.threshold_probes import COLLECTED
 
 LENT: Final = "__lent"
 REPEATED_ROWS_MAX: Final = 2_000_000
-"""Rows that are repeated by their weights here, in memory, and not by Spark."""
+"""Maximum number of rows that are repeated by their weights here, in memory, instead of by
+Spark."""
 ALL_COLUMNS: Final[Mapping[str, frozenset[str]]] = {}
 
 
 def run_difference(slot: ThreadSlot, job: ComputeDifference) -> RowsDone:
-    """Return the updates at `job.time` that turn `old` into the query's result.
+    """Return the updates at `job.time` that turn `old` into the result of the query.
 
-    Raises `QueryRejected` when the query does not make `job.output`, and Spark's own errors.
+    Raises `QueryRejected` if the query does not make `job.output`, and Spark's own errors.
     """
-    return retry_apart(lambda apart: _run_difference(slot, job, apart=apart))
+    return retry_summed_first(lambda sum_first: _run_difference(slot, job, sum_first=sum_first))
 
 
-def retry_apart(run: Callable[[bool], RowsDone]) -> RowsDone:
-    """Run a query over contents; if its data make it raise, run it once more with `apart`.
+def retry_summed_first(run: Callable[[bool], RowsDone]) -> RowsDone:
+    """Run a query over contents. If its data make it raise an error, run it again with `sum_first`.
 
-    With `apart` Spark sums the diffs of equal rows before it computes anything else of the rows.
+    With `sum_first`, Spark sums the diffs of equal rows before it computes anything else from the
+    rows.
     """
-    # Predicate pushdown stays on, unlike in a step's second run (`steps.run_step`): a user's query
-    # may have the conditions of its joins in WHERE.
+    # Predicate pushdown stays on, unlike in the second run of a step (`steps.run_step`): a user's
+    # query may have the conditions of its joins in WHERE.
     try:
         return run(False)
     except Exception as error:
         if describe(error)[0] != DefiniteError.__name__:
             raise
-    # The row that raised may be one that a retraction removes. The second run costs as much as the
-    # first, and the pushdown of filters below the sums; only a query that raises pays it.
+    # The row that raised the error may be one that a retraction removes. The second run costs as
+    # much as the first, plus the loss of filters pushed below the sums, but only for a query that
+    # raises an error.
     return run(True)
 
 
-def _run_difference(slot: ThreadSlot, job: ComputeDifference, *, apart: bool) -> RowsDone:
+def _run_difference(slot: ThreadSlot, job: ComputeDifference, *, sum_first: bool) -> RowsDone:
     started = time.perf_counter()
     old = None if job.old is None else load(job.old, slot.parts, slot.inline_bytes_max)
-    with open_query(slot, job.tables, job.conf, job.sql, old, apart=apart) as (opened, found):
+    with open_query(slot, job.tables, job.conf, job.sql, old, sum_first=sum_first) as (
+        opened,
+        found,
+    ):
         bridge = opened.bridge
         check_types(output_schema(found.schema), job.output, "the query", names=False)
         found = found.toDF(*job.output.names)
@@ -98,21 +104,21 @@ def _run_difference(slot: ThreadSlot, job: ComputeDifference, *, apart: bool) ->
         pa.repeat(pa.scalar(job.time, pa.int64()), table.num_rows),
     )
     elapsed = (time.perf_counter() - started) * 1000
-    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+    return rows_done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
 
 
 class OpenedSession(NamedTuple):
-    """A session with contents under their names; `bytes`: size of all rows that were given."""
+    """A session with contents under their names. `bytes`: the size of all given rows."""
 
     bridge: SessionBridge
     small: bool
     bytes: int
     scans: Mapping[str, BucketPartScan]
-    """Scans of parts in a bucket, by the table's name."""
+    """Scans of parts in a bucket, by the name of the table."""
 
     def columns_read(self, found: DataFrame) -> dict[str, frozenset[str]]:
-        """Return the columns that a query reads of parts in a bucket, by the table's name; none if
-        it reads all of them, or that is not known."""
+        """Return the columns of parts in a bucket that a query reads, by the name of the table. A
+        table is left out if the query reads all its columns, or if they are not known."""
         if not self.scans:
             return {}
         read = self.bridge.columns_read(found)
@@ -127,22 +133,22 @@ def open_query(
     sql: str,
     old: LoadedRows | None = None,
     *,
-    apart: bool = False,
+    sum_first: bool = False,
 ) -> Iterator[tuple[OpenedSession, DataFrame]]:
-    """Open contents as `open_contents` does, and yield a user's query over them, too.
+    """Open contents as `open_contents` does, and also yield a user's query over them.
 
-    Of parts in a bucket, only columns that the query reads are fetched. Raises `QueryRejected`,
+    Of parts in a bucket, only the columns that the query reads are fetched. Raises `QueryRejected`,
     and Spark's own errors.
     """
-    with open_contents(slot, tables, conf, old, apart=apart) as opened:
+    with open_contents(slot, tables, conf, old, sum_first=sum_first) as opened:
         found = opened.bridge.query(sql)
         read = opened.columns_read(found)
         if not read:
             yield opened, found
             return
-    # Spark prunes no columns of what a function in Python makes: the query is analysed once more
-    # over frames that have NULL in place of the others.
-    with open_contents(slot, tables, conf, old, apart=apart, read=read) as opened:
+    # Spark does not prune columns that a Python function makes, so the query is analysed again over
+    # frames with NULL in place of unread columns.
+    with open_contents(slot, tables, conf, old, sum_first=sum_first, read=read) as opened:
         yield opened, opened.bridge.query(sql)
 
 
@@ -153,12 +159,13 @@ def open_contents(
     conf: tuple[tuple[str, str], ...],
     old: LoadedRows | None = None,
     *,
-    apart: bool = False,
+    sum_first: bool = False,
     read: Mapping[str, frozenset[str]] = ALL_COLUMNS,
 ) -> Iterator[OpenedSession]:
-    """Open a session in which texts may name the contents of the tables. `small`: all rows are
-    small, `old` included. `apart`: see `retry_apart`. `read`: the columns to fetch of parts in a
-    bucket, by the table's name; of those that are left out, all."""
+    """Open a session in which texts may name the contents of the tables. `small` of the session
+    tells whether all rows are small, including `old`. `sum_first`: see `retry_summed_first`.
+    `read`: the columns to fetch of parts in a bucket, by the name of the table; for tables that are
+    left out, all columns."""
     loaded = {name: load(rows, slot.parts, slot.inline_bytes_max) for name, rows in tables}
     for name, columns in read.items():
         scan = loaded[name].scan
@@ -173,9 +180,9 @@ def open_contents(
     with ExitStack() as stack:
         contents = {}
         for number, (name, rows) in enumerate(loaded.items()):
-            table = None if rows.left else _contents_here(rows.table)
+            table = None if rows.is_left_to_spark else _contents_here(rows.table)
             if table is None:
-                made = contents_frame(stack, bridge, rows, f"__raw{number}", apart=apart)
+                made = contents_frame(stack, bridge, rows, f"__raw{number}", sum_first=sum_first)
             else:
                 made = bridge.table(table)
             contents[name] = _with_char_lengths(made, rows.rows.schema)
@@ -185,7 +192,8 @@ def open_contents(
 
 
 def _with_char_lengths(found: DataFrame, schema: TableSchema) -> DataFrame:
-    """Return the frame with its CHAR(n) columns marked: Spark pads what is compared with them."""
+    """Return the frame with its CHAR(n) columns marked, so that Spark pads values that are compared
+    with them."""
     for column in schema.columns:
         if column.type.lower().startswith("char("):
             found = found.withMetadata(column.name, {CHAR_LENGTH: column.type.lower()})
@@ -194,11 +202,13 @@ def _with_char_lengths(found: DataFrame, schema: TableSchema) -> DataFrame:
 
 def lend_contents(slot: ThreadSlot, job: LendContents) -> PlanPrepared:
     """Make contents a global temporary view. Raises Spark's own errors."""
-    # `apart`: a query of the view must not compute anything of a row that a retraction removes.
-    with open_contents(slot, ((LENT, job.rows),), (), apart=True) as opened:
+    # `sum_first`: a query over the view must not compute anything from a row that a retraction
+    # removes.
+    with open_contents(slot, ((LENT, job.rows),), (), sum_first=True) as opened:
         slot.check()
         found = opened.bridge.sql(f"SELECT * FROM {quote(LENT)}")
-        # The view keeps the analysed plan, so that it outlives the names that this session gave.
+        # The view keeps the analysed plan, so it outlives the names that this session gave to the
+        # tables.
         found.createOrReplaceGlobalTempView(job.name)
     return PlanPrepared(job.job_id)
 
@@ -210,9 +220,9 @@ def return_contents(slot: ThreadSlot, job: ReturnContents) -> PlanPrepared:
 
 
 def run_query(slot: ThreadSlot, job: QueryFiles) -> RowsDone:
-    """Return a query's rows over Parquet files as they are. Raises Spark's own errors.
+    """Return the rows of a query over Parquet files as they are. Raises Spark's own errors.
 
-    `spark_ms` counts the query alone, and not the reading of the files' schemas.
+    `spark_ms` counts only the query, not reading the schemas of the files.
     """
     bridge = slot.sessions.get(job.conf, small=False)
     tables = {name: bridge.session.read.parquet(path) for name, path in job.tables}
@@ -222,11 +232,11 @@ def run_query(slot: ThreadSlot, job: QueryFiles) -> RowsDone:
         found = bridge.query(job.sql)
         table = bridge.collect(found, lambda: output_schema(found.schema).arrow())
     elapsed = (time.perf_counter() - started) * 1000
-    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+    return rows_done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
 
 
 def _contents_here(updates: pa.Table) -> pa.Table | None:
-    """Return the rows themselves; None when there are too many to repeat here."""
+    """Return the rows themselves; None if there are too many to repeat here."""
     summed = consolidate(updates.drop_columns([TIME]))
     kept = summed.filter(pc.greater(summed[DIFF], pa.scalar(0, pa.int64())))
     weights = kept[DIFF].to_numpy()
@@ -261,11 +271,12 @@ def _subtract_in_spark(
     old: LoadedRows | None,
     job: ComputeDifference,
 ) -> pa.Table | tuple[ObjectDone, ...]:
-    """Return the difference's rows without a time, or the objects into which executors wrote it."""
+    """Return the rows of the difference without a time, or the objects into which executors wrote
+    them."""
     output, bridge = job.output, opened.bridge
     delta = DeltaColumns(output.names, output, 0)
     nothing = LoadedRows(JobRows(output), output.arrow_updates().empty_table(), (), 0)
-    # A query's own rows have no weights: each is one.
+    # The rows of a query have no weights: each counts once.
     ones = found.selectExpr("*", f"1L AS {DIFF}")
     with subtract_old_contents(bridge, ones, (old or nothing,), (delta,)) as made:
         kept = made.drop(TIME)
@@ -279,5 +290,5 @@ def _subtract_in_spark(
         except Exception as error:
             if not too_large(error):
                 raise
-        # A large answer must never lie on the driver's heap.
+        # A large answer must never be on the driver's heap.
         return slot.parts.write(made, job.into_bucket, job.time, (delta,))

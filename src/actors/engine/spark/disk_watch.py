@@ -1,4 +1,5 @@
-"""Watches how much disk the running jobs of an engine take: answers, spilled rows, exchanges."""
+"""Measures the disk space that the running jobs of an engine take: answers, spilled rows,
+exchanges."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ PARTS_SUFFIX: Final = ".parts"
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the disk that all files below a folder take; those that vanish meanwhile are not
+    """Return the total size of all files below a folder. Files that disappear meanwhile are not
     counted."""
     count = 0
     waiting = [str(folder)]
@@ -32,14 +33,14 @@ def folder_bytes(folder: Path) -> int:
 
 
 def running_bytes(scratch: Path) -> int:
-    """Return the disk that an engine's running jobs take below its folder. Answers that are
-    complete wait for their clients, and are not counted."""
+    """Return the disk space that an engine's running jobs take below its folder. Complete answers,
+    which wait for their clients, are not counted."""
     unfinished = scratch.joinpath(OUT_FOLDER).glob(f"*{PARTS_SUFFIX}")
     return sum(map(folder_bytes, (scratch / CHILD_FOLDER, *unfinished)))
 
 
 def disk_refusal(used: int, bytes_max: int) -> str:
-    """Return why the running queries are ended; "" if they take no more than `bytes_max`.
+    """Return why the running queries must be canceled; "" if they take no more than `bytes_max`.
 
     >>> disk_refusal(10, 10)
     ''
@@ -47,6 +48,6 @@ def disk_refusal(used: int, bytes_max: int) -> str:
     if used <= bytes_max:
         return ""
     return (
-        f"the running queries take {used} bytes of disk for answers and spilled rows (limit "
-        f"{bytes_max}: query_disk_bytes_max): ask for fewer rows, or join and sort fewer"
+        f"the running queries take {used} bytes of disk for answers and spilled rows"
+        f" (query_disk_bytes_max = {bytes_max}): request fewer rows, or join and sort fewer"
     )

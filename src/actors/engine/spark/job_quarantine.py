@@ -1,8 +1,8 @@
-"""Jobs that ended the engine, which are not run again for a while.
+"""Quarantine for jobs that ended the engine: they are not run again for a while.
 
-A job is known by its content: the same rows and the same texts, whoever asks. So half of a step
-that was too large is another job. After the pause the job is run once more, alone; each kill
-doubles the pause, and one good run ends it.
+A job is identified by its content: the same rows and texts, whoever submits it. So half of a step
+that was too large is a different job. After the quarantine the job is run once more, alone. Each
+kill doubles the time in quarantine, and one successful run ends it.
 """
 
 from __future__ import annotations
@@ -21,61 +21,66 @@ from actors.runtime.settings import Settings
 KILLERS_MAX: Final = 256
 
 
-class _Killer(msgspec.Struct):
+class _QuarantinedJob(msgspec.Struct):
+    # The text of the error; it names the job and the last end of the engine.
     text: str
+    # Number of times that the job was given up; it never decreases.
     kills: int
+    # When the job may run again, on the monotonic clock.
     until_ms: float
 
 
 class JobQuarantine:
-    """The jobs that are known to end the engine, and the dataflows that they were for."""
+    """The jobs that are known to end the engine, and their dataflows."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._killers: OrderedDict[bytes, _Killer] = OrderedDict()
+        # The jobs in quarantine by content, the longest unseen first; at most `KILLERS_MAX`.
+        self._killers: OrderedDict[bytes, _QuarantinedJob] = OrderedDict()
+        # Dataflows whose last failed job ended the engine; a successful job clears its dataflow.
         self._dataflows: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._killers)
 
     def find_refusal(self, job: Job, now_ms: float) -> JobTooLarge | None:
-        """Return the error of a job that must not be run yet; None if it may run."""
+        """Return the error for a job that must not be run yet; None if it may run."""
         killer = self._killers.get(_content_of(job)) if self._killers else None
         if killer is None or now_ms >= killer.until_ms:
             return None
         seconds = math.ceil((killer.until_ms - now_ms) / 1000)
-        return JobTooLarge(f"{killer.text}; it is not run again for {seconds} s")
+        return JobTooLarge(f"{killer.text}; it will not be run again for {seconds} s")
 
     def is_suspect(self, job: Job) -> bool:
-        """Return whether a job must run alone and is given up at its first kill: it, or another
-        of its dataflow, has ended the engine before."""
+        """Return whether a job must run alone and is given up at its first kill: the job, or
+        another one of its dataflow, has ended the engine before."""
         if not self._killers:
             return False
         return _dataflow_of(job) in self._dataflows or _content_of(job) in self._killers
 
-    def convict(self, job: Job, text: str, now_ms: float) -> JobTooLarge:
-        """Record that a job ended the engine, and return the error that tells of it."""
+    def add(self, job: Job, text: str, now_ms: float) -> JobTooLarge:
+        """Record that a job ended the engine, and return the error for it."""
         content = _content_of(job)
-        # Put in anew, at the end: the bound drops the jobs that killed least lately.
+        # Inserted again at the end, so that the limit drops the jobs whose last kill is oldest.
         before = self._killers.pop(content, None)
         kills = 1 if before is None else before.kills + 1
         until_ms = now_ms + self._settings.engine_killer_retry_ms(kills)
-        self._killers[content] = _Killer(text, kills, until_ms)
+        self._killers[content] = _QuarantinedJob(text, kills, until_ms)
         while len(self._killers) > KILLERS_MAX:
             self._killers.popitem(last=False)
         if dataflow := _dataflow_of(job):
-            # The dataflow's next job has another content and may end the engine as well.
+            # The next job of the dataflow has different content, but may also end the engine.
             self._dataflows.add(dataflow)
         return JobTooLarge(text)
 
-    def acquit(self, job: Job) -> None:
-        """Record that a job ran to its end."""
+    def release(self, job: Job) -> None:
+        """Record that a job ran to completion."""
         if self._killers:
             self._killers.pop(_content_of(job), None)
             self._dataflows.discard(_dataflow_of(job))
 
     def forget(self, dataflow: str) -> None:
-        """Forget a dataflow that is gone."""
+        """Forget a dataflow that was dropped."""
         self._dataflows.discard(dataflow)
 
 

@@ -1,11 +1,12 @@
-"""Spans of a traced job from the engine's process: the job's own, and one for each Spark stage.
+"""Makes the spans of a traced job in the engine's process: one for the job, and one for each Spark
+stage.
 
-The spans travel with the job's answer and are exported by the service, as spans of this process. So
-no span of an answered job is lost, none is left without its parent when this process dies, and
-nothing is imported here that would export. A job that fails is traced by the service alone.
+The spans travel with the job's answer, and the service exports them as spans of this process. So no
+span of an answered job is lost, none is left without its parent when this process dies, and nothing
+is imported here that exports spans. For a job that fails, only the service makes spans.
 
 A prepared step has no stages: it runs in the driver (`DriverExecution.java`). A server behind Spark
-Connect is not asked for them.
+Connect is not asked for stages.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ from actors.runtime.telemetry import (
 
 STAGES_MAX: Final = 64
 EVENTS_MS_MAX: Final = 1_000
-"""Longest wait for Spark's account of stages, which is behind by the events that wait for entry."""
+"""Maximum time to wait for Spark's record of stages, which lags behind by the events that are not
+processed yet."""
 
 
 def is_traced(ticket: JobTicket) -> bool:
-    """Return whether a job's answer is to carry a trace."""
+    """Return whether the answer to a job must carry a trace."""
     return ticket.traced and isinstance(ticket.job, RunStep | ComputeDifference)
 
 
@@ -54,7 +56,9 @@ def traced(engine: SparkEngine, group: str, interval_ns: tuple[int, int], answer
     try:
         stages = [] if is_remote(engine.settings.spark_master) else _stages(engine, group)
     except Exception as error:  # noqa: BLE001 - an account that is missing fails no job
-        print(f"{answer.job_id}: no stages are told: {error}"[:300], file=sys.stderr, flush=True)
+        print(
+            f"{answer.job_id}: cannot read its stages: {error}"[:300], file=sys.stderr, flush=True
+        )
         stages = []
     whole = JobSpan(
         ENGINE_JOB.name,
@@ -75,7 +79,7 @@ def traced(engine: SparkEngine, group: str, interval_ns: tuple[int, int], answer
 
 
 def _stages(engine: SparkEngine, group: str) -> list[Any]:
-    """Return Spark's account of each stage of the group, in order."""
+    """Return Spark's record of each stage of the group, in order."""
     context: Any = engine.session.sparkContext
     scala = context._jsc.sc()
     scala.listenerBus().waitUntilEmpty(EVENTS_MS_MAX)
@@ -89,7 +93,7 @@ def _stages(engine: SparkEngine, group: str) -> list[Any]:
 
 
 def _place(name: str) -> str:
-    """Return a stage's name: the call, and its file without the folders above it."""
+    """Return the name of a stage: the call, and its file without the folders above it."""
     called, _, where = name.partition(" at ")
     return f"{called} at {where.rpartition('/')[2]}"[:120] if where else name[:120]
 
@@ -98,8 +102,8 @@ def _stage_span(stage: Any, start: int, end: int) -> JobSpan | None:
     """Return the span of a stage that has run; None for one that was skipped."""
     submitted, completed = stage.submissionTime(), stage.completionTime()
     if submitted.isEmpty() or completed.isEmpty():
-        return None  # skipped: what it would make was there
-    # Spark's clock shows whole milliseconds: the span is kept inside its job's.
+        return None  # Skipped, since its output already existed.
+    # Spark's clock has whole milliseconds, so the span is clipped to that of its job.
     first = min(max(start, submitted.get().getTime() * 1_000_000), end)
     last = max(first, min(end, completed.get().getTime() * 1_000_000))
     return JobSpan(

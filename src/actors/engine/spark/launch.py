@@ -1,7 +1,8 @@
-"""The parent's side of a child: starts it, talks to it, ends it with all that it started.
+"""The parent's side of a child: starts it, talks to it, and ends it with everything that it
+started.
 
-The child gets one end of a socket pair, and a log file for the output of itself and the JVM; the
-log's tail is part of the error when it does not start.
+The child gets one end of a socket pair, and a log file for its own output and that of the JVM. If
+it does not start, the error contains the tail of the log.
 """
 
 from __future__ import annotations
@@ -35,30 +36,30 @@ from actors.runtime.telemetry import TracedMessage, split_context
 
 LOG_TAIL_BYTES: Final = 2000
 LOG_READ_BYTES: Final = 256 * 1024
-"""Length of the log's end in which a JVM's last words are looked for; other output may follow
+"""Length of the end of the log that is searched for a JVM's last words; other output may follow
 them."""
 RELEASE_SECONDS: Final = 4.0
 """Time for the child of a Spark Connect server to release its sessions there."""
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
 _WHY: Final = {
-    0: "its parent let it go",
-    3: "Spark is gone: its JVM has ended, its context has stopped, or its server is silent",
+    0: "its parent closed the connection",
+    3: "Spark is gone: its JVM exited, its context stopped, or its server does not answer",
     4: "Spark did not start",
-    5: "a fault of its own",
+    5: "an internal error",
 }
-"""Exit statuses of `actors.engine.spark.child`."""
-_JVM_KILLED: Final = f"the JVM ended with {-signal.SIGKILL}"
+"""Meanings of the exit statuses of `actors.engine.spark.child`."""
+_JVM_KILLED: Final = f"the JVM exited with status {-signal.SIGKILL}"
 _TELLING: Final = re.compile(
-    r"^(?:Terminating due to |# +(?:SIG|There is insuff)|the JVM ended with -).*$", re.M
+    r"^(?:Terminating due to |# +(?:SIG|There is insuff)|the JVM exited with status -).*$", re.M
 )
-"""Log lines of a JVM about its own end, and of its parent about a signal that ended the JVM."""
+"""Log lines in which a JVM reports its own end, or its parent the signal that ended it."""
 
 
 class EngineProcess:
     """A child process."""
 
     why: str = ""
-    """Reason of its end; set by `end`."""
+    """Why it ended; set by `end`."""
     killed_outside = False
     """True if a SIGKILL ended it or its JVM; set by `end`."""
 
@@ -72,14 +73,15 @@ class EngineProcess:
         archive: Path | None = None,
         log_start: int = 0,
     ) -> None:
-        """Wrap a started process. `log_start`: offset of its own output in the log, which it shares
-        with its predecessors."""
+        """Wrap a started process. `log_start`: the offset at which its own output starts in the
+        log, which it shares with its predecessors."""
         self._archive = archive
         self._process = process
         self._reader, self._writer = streams
         self._settings = settings
         self._scratch = scratch
         self._clock = clock
+        # True once `kill` was called.
         self._killed = False
         self._log_start = log_start
         limit = settings.engine_frame_bytes_max
@@ -88,21 +90,21 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Return the child's process id, which is its group's, too."""
+        """Return the child's process id, which is also its process group."""
         return self._process.pid
 
     def send(self, message: ChildMessage | TracedMessage[ChildMessage]) -> None:
-        """Send a message, perhaps with a trace context, without waiting.
+        """Send a message, with or without a trace context, without waiting.
 
-        Raises `LocalProtocolError` when the message is over the frame limit.
+        Raises `LocalProtocolError` if the message exceeds the frame limit.
         """
         data = self._out.encode(message)
-        # No backpressure is needed: jobs in flight are bounded, and the child always reads.
+        # No backpressure is needed: the jobs in flight are bounded, and the child always reads.
         if not self._writer.is_closing():
             self._writer.write(data)
 
     async def receive(self) -> Answer | None:
-        """Return the next answer; None when the child is gone."""
+        """Return the next answer; None if the child is gone."""
         try:
             length = self._in.check_length(await self._reader.readexactly(HEADER.size))
             body = await self._reader.readexactly(length)
@@ -112,28 +114,28 @@ class EngineProcess:
             return None
 
     async def ready(self) -> EngineReady:
-        """Wait until the engine is up and return its message. Raises `EngineUnavailable` with the
-        log's tail."""
+        """Wait until the engine is up, and return its message. Raises `EngineUnavailable` with the
+        tail of the log."""
         seconds = self._settings.engine_start_timeout_ms / 1000
         try:
             async with asyncio.timeout(seconds):
                 first = await self.receive()
         except TimeoutError:
             raise EngineUnavailable(
-                f"the engine was not up after {seconds} s (engine_start_timeout_ms); "
-                f"its log ends:\n{await self._log_tail()}"
+                f"the engine did not start within {seconds} s (engine_start_timeout_ms); its log"
+                f" ends:\n{await self._log_tail()}"
             ) from None
         if not isinstance(first, EngineReady):
-            # The JVM may have died of a damaged archive: the next start goes without it.
+            # The JVM may have died of a damaged archive, so the next start does without it.
             if self._archive is not None:
                 exclude_archive(self._archive)
             raise EngineUnavailable(
-                f"the engine ended before it was up; its log ends:\n{await self._log_tail()}"
+                f"the engine exited while starting; its log ends:\n{await self._log_tail()}"
             )
         return first
 
     def kill(self) -> None:
-        """Kill the child and all that it started, at once."""
+        """Kill the child and everything that it started, immediately."""
         if not self._killed:
             self._killed = True
             try:
@@ -142,11 +144,11 @@ class EngineProcess:
                 return
 
     async def end(self) -> None:
-        """End the child, wait until it is gone, and remove its files (not its answers)."""
-        # By this end of file the child of a Spark Connect server releases its sessions and ends.
+        """End the child, wait until it is gone, and remove its files, except its answers."""
+        # At this end of file, the child of a Spark Connect server releases its sessions and exits.
         self._writer.transport.abort()
         spare = self._scratch / CHILD_FOLDER
-        # Shielded: a canceled caller must not leave a JVM behind.
+        # Shielded, since a canceled caller must not leave a JVM behind.
         with anyio.CancelScope(shield=True):
             if is_remote(self._settings.spark_master) and not self._killed:
                 with anyio.move_on_after(RELEASE_SECONDS):
@@ -163,7 +165,8 @@ class EngineProcess:
     async def _log_tail(self, bytes_max: int = LOG_TAIL_BYTES) -> str:
         path = log_path(self._scratch)
         data = await self._clock.run_blocking(path.read_bytes)
-        mine = data[self._log_start :] if len(data) >= self._log_start else data  # it was emptied
+        # If the log was emptied, all of it.
+        mine = data[self._log_start :] if len(data) >= self._log_start else data
         return mine[-bytes_max:].decode(errors="replace").strip()
 
 
@@ -173,7 +176,7 @@ def log_path(directory: Path) -> Path:
 
 
 def make_clean_folder(directory: Path) -> None:
-    """Make the engine's folder, without what earlier children left in it."""
+    """Create the engine's folder, or remove what earlier children left in it."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in (CHILD_FOLDER, OUT_FOLDER):
         shutil.rmtree(directory / name, ignore_errors=True)
@@ -189,15 +192,15 @@ def _java_and_archive(directory: Path) -> tuple[JavaHome, Path | None]:
 async def launch(settings: Settings, directory: Path, clock: ActorClock) -> EngineProcess:
     """Start a child; `EngineProcess.ready` waits for it.
 
-    Raises `EngineUnavailable` when PySpark is of a release that the service does not run on, there
-    is no Java, `spark-defaults.conf` cannot be read, or the process cannot be started, and
-    `BadSettings` when the address of a Spark Connect server is malformed.
+    Raises `EngineUnavailable` if PySpark is of an unsupported release, there is no Java,
+    `spark-defaults.conf` cannot be read, or the process cannot be started, and `BadSettings` if the
+    address of a Spark Connect server is malformed.
     """
     java: JavaHome | None = None
     archive, no_java = None, ""
     check_release(installed_version())
     if is_remote(settings.spark_master):
-        # Raises for a malformed address, before there is a process.
+        # Raises for a malformed address before there is a process.
         strip_parameters(settings.spark_master)
     try:
         java, archive = await clock.run_blocking(lambda: _java_and_archive(directory))
@@ -208,7 +211,7 @@ async def launch(settings: Settings, directory: Path, clock: ActorClock) -> Engi
     defaults = await clock.run_blocking(lambda: read_defaults(os.environ))
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    # O_APPEND: the child empties a full log, and later writes must begin at its new end.
+    # O_APPEND: the child empties a full log, and later writes must start at its new end.
     log = os.open(log_path(directory), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     log_start = os.fstat(log).st_size
     try:
@@ -221,19 +224,19 @@ async def launch(settings: Settings, directory: Path, clock: ActorClock) -> Engi
             env=engine_environment(
                 os.environ, settings, java, here=on_loopback(settings.spark_master)
             ),
-            # A process group of its own: to kill it ends the JVM, too, even when neither reads its
-            # pipe.
+            # In a process group of its own, so that killing it also ends the JVM, even if neither
+            # reads its pipe.
             start_new_session=True,
         )
     except OSError as error:
         ours.close()
-        raise EngineUnavailable(f"the engine's process cannot be started: {error}") from None
+        raise EngineUnavailable(f"cannot start the engine's process: {error}") from None
     finally:
-        # The child alone holds its end, so that its death is an end of file here.
+        # Only the child holds its end, so that its death is an end of file here.
         theirs.close()
         os.close(log)
     try:
-        # Before it has threads: they and the JVM inherit both.
+        # Set before it has threads: they and the JVM inherit both.
         if settings.engine_niceness:
             os.setpriority(os.PRIO_PROCESS, process.pid, settings.engine_niceness)
         if settings.pin_cores:

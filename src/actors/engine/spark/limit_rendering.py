@@ -1,6 +1,6 @@
-"""Limits as SQL text: which changes matter, whether candidates run short, which are kept.
+"""Renders limits as SQL text: which changes matter, whether candidates run short, which are kept.
 
-Everything is a window over the groups' rows and no join, so that a step can be prepared.
+Everything is a window over the rows of the groups, without joins, so that a step can be prepared.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from actors.model.plan.schema import DIFF, TIME, quote
 class LimitRendering(ABC):
     """The part of `translate.PlanTranslator` that renders limits."""
 
+    # Set by `PlanTranslator`: the types of nodes' columns, and whether all changes are at one time.
     _types: Types
     _one_time: bool
 
@@ -47,7 +48,8 @@ class LimitRendering(ABC):
         return self._gated(node.input, node.switch, node.keys, closes=node.closes)
 
     def _gated(self, below: Node, switch: Node, keys: Sequence[str], *, closes: bool) -> str:
-        """Return the rows of one node in groups of which another has any, or with `closes` none."""
+        """Return the rows of a node in groups in which another node has any; with `closes`, in
+        groups in which it has none."""
         names = [quote(name) for name in columns_of(below)]
         if self._empty(switch):
             kept = "" if closes else " WHERE false"
@@ -71,7 +73,7 @@ class LimitRendering(ABC):
             return self._select([*names, TIME, DIFF], node.changes)
         changes = self._select([*names, TIME, DIFF, "0 AS __edge"], node.changes)
         edges = self._select([*names, f"0L AS {TIME}", f"0L AS {DIFF}", "1 AS __edge"], node.edges)
-        # By rank: a frame up to the last row is summed up anew for each row.
+        # By rank, since a frame up to the last row would be summed up again for each row.
         group, order = partition_by(map(quote, node.keys)), ", ".join(node.order)
         both = self._united([changes, edges])
         ranked = f"SELECT *, rank() OVER ({group} ORDER BY {order}) AS __rank {from_rows(both)}"
@@ -121,8 +123,9 @@ class LimitRendering(ABC):
         cut = f"(__total > {node.most} OR __is_short = 1)"
         kept = f"CASE WHEN NOT {cut} OR __upto - __peers < {node.kept} THEN __new ELSE 0L END"
         stays = f"SELECT *, {cut} AS __cut, {kept} AS __kept {from_rows(weighed)}"
-        # The last that stays is the edge where others do not; of peers any one. Where all stay,
-        # the old edge holds for the rows that were left out before; a shortage has brought these.
+        # The last row that stays is the edge if others do not stay; of peers, any one. If all stay,
+        # the old edge still holds for the rows that were left out before. A shortage has brought
+        # these back.
         group = partition_by(map(quote, node.keys))
         placed = (
             f"SELECT *, sum(__kept) OVER ({group}) AS __all_kept, "
@@ -142,11 +145,11 @@ class LimitRendering(ABC):
         )
 
     def _weighed_candidates(self, node: TopCandidates, names: Sequence[str]) -> str:
-        """Return each row once, with its weights among the new candidates and the old, and in the
-        edge; and how much weight comes up to it in its group, and in all."""
+        """Return each row once, with its weights among the new and the old candidates and in the
+        edge, and with the weight up to it in its group, and in total."""
         rows = self._candidate_rows(node, names)
         group = partition_by(map(quote, node.keys))
-        # All windows have one order, so that rows are sorted once.
+        # All windows have the same order, so that rows are sorted only once.
         order = f"{group} ORDER BY {', '.join(node.order)}"
         upto = "RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
         short = "0 AS __is_short"
@@ -163,8 +166,8 @@ class LimitRendering(ABC):
         )
 
     def _candidate_rows(self, node: TopCandidates, names: Sequence[str]) -> str:
-        """Return each row once, with its weights in the changes, the old candidates, the rows that
-        a shortage has brought, and the edge."""
+        """Return each row once, with its weights in the changes, in the old candidates, in the rows
+        that a shortage has brought, and in the edge."""
         sums = ("__changed", "__was", "__fresh", "__edge")
 
         def part(below: Node, at: str, **weights: str) -> str:
@@ -195,7 +198,7 @@ class LimitRendering(ABC):
 
 
 def partition_by(keys: Iterable[str]) -> str:
-    """Return the PARTITION BY of a window; empty, for all rows, where there are no keys.
+    """Return the PARTITION BY of a window; "", for a single partition, if there are no keys.
 
     >>> partition_by(["`a`", "b"]), partition_by([])
     ('PARTITION BY `a`, b', '')

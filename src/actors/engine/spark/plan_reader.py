@@ -1,11 +1,11 @@
-"""A JVM of our own beside a Spark Connect server: it reads plans and executes prepared steps.
+"""The engine's own JVM next to a Spark Connect server: it reads plans and executes prepared steps.
 
-A server shows no plans. Our own Spark, with the same settings and empty tables of the same types,
-reads a text as the server does; a text that uses what only the server knows (a function of its own)
-has no plan here. A small step of a view that was read here is prepared here, too
-(`actors.engine.spark.prepared_steps`): at the server it would be planned anew each time. The first
-query that needs the JVM starts it. A child whose JVM has ended is replaced as a whole, as that of
-any other engine.
+A server does not show its plans. The engine's own Spark, with the same settings and empty tables of
+the same types, reads a text as the server does. A text that uses what only the server has (such as
+its own functions) gets no plan here. Small steps of a view that was read here are also prepared
+here (`actors.engine.spark.prepared_steps`); the server would plan them again each time. The first
+query that needs the JVM starts it. If the JVM exits, the child is replaced as a whole, as in any
+other engine.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from actors.runtime.errors import AccessDenied, EngineUnavailable, QueryRejected
 from actors.runtime.settings import Settings
 
 READ_SETTINGS: Final = "spark.sql."
-"""Prefix of the settings under which a text may mean something else."""
+"""Prefix of the settings that may change the meaning of a text."""
 STARTS_MAX: Final = 3
-"""Starts that are tried: one may fail for want of memory, but Java may also never start."""
+"""Maximum number of starts: one may fail for lack of memory, but Java may also never start."""
 ENDING_SECONDS: Final = 2.0
-"""Time for a killed JVM to end: it may have gigabytes to give back."""
-_UNCHECKED: Final = "only administrators may run this query: it cannot be told what it reaches"
-_BLIND: Final = "no plans are seen over Spark Connect without a Java of our own"
+"""Time for a killed JVM to exit, which may have to release gigabytes."""
+_UNCHECKED: Final = (
+    "only administrators may run this query, because it cannot be checked what it reaches"
+)
+_BLIND: Final = "plans are not visible over Spark Connect unless the engine has its own Java"
 
 
 class PlanReader:
-    """Reads plans for all worker threads of a child, one query at a time, and has sessions for
+    """Reads plans for all worker threads of a child, one query at a time, and provides sessions for
     their prepared steps."""
 
     def __init__(
@@ -51,23 +53,26 @@ class PlanReader:
         class_archive: str,
         no_java: str,
     ) -> None:
-        """Keep what a start needs. `base`: the settings of the server's sessions. `no_java`: the
-        reason why there is no Java here; empty if there is one."""
+        """Store what a start needs. `base`: the settings of the server's sessions. `no_java`: why
+        there is no Java here; "" if there is one."""
         own = {key: value for key, value in base.items() if key.startswith(READ_SETTINGS)}
         self._user = frozenset(settings.spark_conf)
-        # One core is enough: nothing that is executed here is a job.
+        # One core is enough, since nothing that is executed here is a job.
         self._settings = msgspec.structs.replace(settings, spark_master="local[1]", spark_conf=own)
         self._scratch = scratch
         self._archive = class_archive
+        # Why no JVM can be started; "" as long as that may work.
         self._no_java = no_java
         self._lock = threading.Lock()
+        # The sessions for reading; None until the JVM has started.
         self._sessions: ThreadSessions | None = None
+        # The JVM's first session; None until it has started.
         self._root: SparkSession | None = None
 
     def read(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed | str:
-        """Return what `analyze` says of a query that the server accepts, or the reason why there is
-        no answer here. Raises `AccessDenied` for a restricted one that there is no answer to."""
-        # A server may know functions of its own by any name, and shows no plans.
+        """Return the result of `analyze` for a query that the server accepts, or the reason why
+        there is none here. Raises `AccessDenied` for a restricted query without a result."""
+        # A server may have its own functions of any name, and does not show plans.
         answer = self._read(job, nodes_max)
         if job.restricted and isinstance(answer, str):
             raise AccessDenied(f"{_UNCHECKED}: {answer}")
@@ -80,7 +85,7 @@ class PlanReader:
             try:
                 analyzed = analyze(self._bridge(job.conf), job, nodes_max)
             except EngineUnavailable as error:
-                # Kept as the reason for all later queries: it is not tried again.
+                # Kept as the reason for all later queries; the start is not tried again.
                 self._no_java = str(error)
                 return f"{_BLIND}: {error}"
             except (PySparkException, QueryRejected) as error:
@@ -90,7 +95,7 @@ class PlanReader:
         return f"only the server knows {analyzed.missing}" if analyzed.missing else analyzed
 
     def parsed(self, job: ParseText) -> StatementParsed:
-        """Return what a text names. Raises `AccessDenied` where there is no Java to tell, and
+        """Return what a text names. Raises `AccessDenied` if there is no Java to parse it, and
         Spark's own error."""
         with self._lock:
             if not self._no_java:
@@ -102,7 +107,7 @@ class PlanReader:
 
     def _bridge(self, conf: tuple[tuple[str, str], ...]) -> ClassicBridge:
         """Return a session for reading. The first call starts the JVM. Raises `EngineUnavailable`
-        when no start succeeds."""
+        if no start succeeds."""
         if self._sessions is None:
             self._sessions = self._opened()
         bridge = self._sessions.get(conf, small=True)
@@ -110,8 +115,8 @@ class PlanReader:
         return bridge
 
     def step_sessions(self) -> ThreadSessions:
-        """Return new sessions for the prepared steps of one thread. Raises `EngineUnavailable`
-        where there is no Java here."""
+        """Return new sessions for the prepared steps of one thread. Raises `EngineUnavailable` if
+        there is no Java here."""
         with self._lock:
             if self._no_java:
                 raise EngineUnavailable(self._no_java)
@@ -123,12 +128,12 @@ class PlanReader:
             java_object(self._root.sparkContext._gateway, "DriverExecution").cancel(group)
 
     def ended(self) -> bool:
-        """Return whether the JVM was started and has ended; asked when a call has failed."""
+        """Return whether the JVM was started and has exited; called after a call has failed."""
         process = self._process()
         if process is None:
             return False
         try:
-            # A JVM that was killed closes its sockets some time before it has ended.
+            # A JVM that was killed closes its sockets some time before it exits.
             process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             return False
@@ -144,8 +149,8 @@ class PlanReader:
         return None if self._root is None else cast(Any, self._root.sparkContext._gateway).proc
 
     def _opened(self) -> ThreadSessions:
-        """Return sessions of one thread. The first call starts the JVM. Raises `EngineUnavailable`
-        when no start succeeds."""
+        """Return the sessions of one thread. The first call starts the JVM. Raises
+        `EngineUnavailable` if no start succeeds."""
         if self._root is None:
             self._root = self._started()
         return ThreadSessions(self._root, self._user, self._scratch)
@@ -157,6 +162,6 @@ class PlanReader:
                 return open_session(conf, self._scratch)
             except Exception as error:  # noqa: BLE001 - whatever it was, views can do without
                 if start == STARTS_MAX:
-                    text = f"it does not start, tried {start} times ({short_text(str(error))})"
+                    text = f"it did not start in {start} attempts ({short_text(str(error))})"
                     raise EngineUnavailable(text) from None
         raise AssertionError("a start returns or raises")

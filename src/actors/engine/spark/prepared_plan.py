@@ -1,6 +1,6 @@
 """A delta plan as the engine knows it: with the types of its nodes, which only Spark knows.
 
-The types are asked for on empty inputs, once, and kept.
+The types are determined once, on empty inputs, and cached.
 """
 
 from __future__ import annotations
@@ -26,20 +26,25 @@ _SERIALS: Final = itertools.count()
 
 
 class PreparedPlan:
-    """A plan and the types of its nodes. Threads may share it because facts are only ever added."""
+    """A plan and the types of its nodes. Threads can share it, because facts are only ever
+    added."""
 
     def __init__(self, plan: DeltaPlan) -> None:
         self.plan = plan
         self.strata, self._places = divide_strata([stratum.node for stratum in plan.strata])
-        """The plan's strata, and those that these share (`actors.model.plan.plan_splitting`)."""
+        """The plan's strata, and the strata that these share
+        (`actors.model.plan.plan_splitting`)."""
         seldom = zip(self._places, plan.strata, strict=True)
         self._seldom = frozenset(place for place, stratum in seldom if stratum.seldom)
-        # Unique: what is kept for one plan must not serve its successor.
+        # Unique, so that what is cached for one plan is never used for its successor.
         self.serial = next(_SERIALS)
+        # The schemas of nodes that were asked for so far.
         self._types: dict[Node, TableSchema] = {}
+        # Cache of `pieces`, by its arguments.
         self._pieces: dict[Any, list[tuple[int, ...]]] = {}
         self.forget: weakref.finalize[Any, PreparedPlan] | None = None
-        """Finalizer: drops, at this object's end, what is kept for its steps."""
+        """Finalizer that drops, when this object is freed, everything that is cached for its
+        steps."""
 
     def schema(self, bridge: SessionBridge, node: Node) -> TableSchema:
         """Return the columns and types that a node makes, without time and diff."""
@@ -51,8 +56,9 @@ class PreparedPlan:
         return known
 
     def stratum(self, bridge: SessionBridge, index: int) -> TableSchema:
-        """Return the schema of stratum `index` of `strata`, whose rows leave Spark, as those of
-        what is inside of it need not. Raises `QueryRejected` for a type that cannot be stored."""
+        """Return the schema of the stratum at `index` in `strata`, whose rows leave Spark. Raises
+        `QueryRejected` for a type that cannot be stored; inside a stratum such types are
+        allowed."""
         return check_stored(self.schema(bridge, self.strata[index]))
 
     def types(self, bridge: SessionBridge, node: Node) -> Mapping[str, str]:
@@ -60,7 +66,7 @@ class PreparedPlan:
         return {column.name: column.type for column in self.schema(bridge, node).columns}
 
     def input_schema(self, bridge: SessionBridge, name: str) -> TableSchema:
-        """Return the schema of a named input, as the plan knows it. Raises `InvalidUsage`."""
+        """Return the schema of a named input according to the plan. Raises `InvalidUsage`."""
         plan = self.plan
         known = plan.input_schema(name)
         if known is not None:
@@ -71,11 +77,11 @@ class PreparedPlan:
         raise InvalidUsage(f"the plan has no input {name!r}")
 
     def bounds(self, first: int, last: int) -> tuple[int, int]:
-        """Return the range in `strata` of strata `first` to `last` of the plan."""
+        """Return the range in `strata` of the plan's strata `first` to `last`."""
         return self._places[first - 1] + 1 if first else 0, self._places[last]
 
     def named(self, name: str) -> str:
-        """Return the name in `strata` of an input of the plan's."""
+        """Return the name that an input of the plan has in `strata`."""
         return selected_column(name, self._places)
 
     def pieces(
@@ -88,9 +94,9 @@ class PreparedPlan:
         fresh: bool,
         optimistic: bool,
     ) -> list[tuple[int, ...]]:
-        """Return the strata of each statement, with rows in these deltas and outputs of earlier
-        strata. A `fresh` view has no state. `optimistic`: strata that seldom make a row make
-        none."""
+        """Return the strata of each statement, given the deltas and outputs of earlier strata that
+        have rows. `fresh`: the view has no state. `optimistic`: strata that seldom make a row are
+        assumed to make none."""
         changed = frozenset(name for name in filled if InputName.parse(name).holds_changes)
         key = (first, last, changed, fresh, optimistic)
         found = self._pieces.get(key)
@@ -103,7 +109,7 @@ class PreparedPlan:
                 states = {name for name in names if InputName.parse(name).holds_state}
             without = self._seldom if optimistic else frozenset()
             inputs = changed | states | {INTERVAL}
-            # The last stratum makes the answer and is never taken for empty.
+            # The last stratum makes the answer and is never assumed to be empty.
             found = split_statements(self.strata, first, last, inputs, nodes_max, without - {last})
             if len(self._pieces) >= PIECES_KNOWN_MAX:
                 self._pieces.clear()
@@ -122,7 +128,7 @@ class PreparedPlan:
 
 
 class _Empties(Mapping[str, SessionRelation]):
-    """Relations without rows, whose schemas are asked for when they are needed."""
+    """Relations without rows, whose schemas are determined on demand."""
 
     def __init__(self, prepared: PreparedPlan, bridge: SessionBridge, names: set[str]) -> None:
         self._prepared = prepared
@@ -164,7 +170,8 @@ def prepare(bridge: SessionBridge, prepared: PreparedPlan, job: PreparePlan) -> 
 
 
 def _check_hidden(made: TableSchema, plan: DeltaPlan) -> None:
-    """Check that the last stratum makes all columns, prefixed, and ``__to`` (see `DeltaPlan`)."""
+    """Check that the last stratum makes all columns, with their prefixes, and ``__to`` (see
+    `DeltaPlan`)."""
     wanted = plan.made_columns
     by_name = {column.name: column for column in made.columns}
     missing = [column.name for column in wanted if column.name not in by_name]

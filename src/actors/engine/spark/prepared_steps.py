@@ -1,21 +1,21 @@
-"""Prepared steps: a plan built once over slot files and executed again for every step.
+"""Prepared steps: a plan is built once over slot files and executed again for every step.
 
-Planning is most of what a small step costs, and steps of one dataflow differ only in their rows. So
-a step's statement is planned once over slot files; a later step writes its rows to the same files
-and executes the same plan, in the driver itself (`DriverExecution.java`): no job is scheduled, and
-on a cluster no executor needs to see the files. The plan is built for the first step that wants it,
-or before, in a *rehearsal*.
+Planning is most of the cost of a small step, and the steps of a dataflow differ only in their rows.
+So the statement of a step is planned once over slot files; a later step writes its rows to the same
+files and executes the same plan, in the driver itself (`DriverExecution.java`): no job is
+scheduled, and on a cluster no executor needs to see the files. The plan is built for the first step
+that needs it, or earlier, in a *rehearsal*.
 
-A plan (a *variant*) is good for the same strata and the same changed inputs (deltas and outputs of
+A plan (a *variant*) applies to the same strata and the same changed inputs (deltas and outputs of
 earlier strata that have rows), at one time or at several, for few rows or for many: the operators
-of the first are interpreted, those of the second compiled. A step without a plan of its own first
-uses a *wider* one, of more changed inputs or of several times, whose further inputs are empty then.
-Where steps have done so often, the answer says that a rehearsal pays. Variants are bounded, for
-each dataflow and in all; the least recently used go first.
+are interpreted for few rows and compiled for many. A step without its own plan first uses a *wider*
+one, with more changed inputs or for several times, whose additional inputs are then empty. After
+many such uses, the answer says that a rehearsal would pay. The number of variants is limited, per
+dataflow and in total; the least recently used ones are dropped first.
 
-Never prepared are steps at time 0 (hydration), steps that compute a view from scratch, and steps
-with large inputs. Beside a Spark Connect server, whose plans can be neither looked at nor executed
-without a job, a JVM of our own prepares and executes them (`actors.engine.spark.plan_reader`).
+Steps at time 0 (hydration), steps that compute a view from scratch, and steps with large inputs are
+never prepared. Next to a Spark Connect server, whose plans can be neither inspected nor executed
+without a job, the engine's own JVM prepares and executes them (`actors.engine.spark.plan_reader`).
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import PREPARED_EACH, PREPARED_PLANS, SLOT_BYTES
 
 INTERPRETED_ROWS_MAX: Final = 8_192
-"""Rows of a step whose operators are interpreted; of more they are compiled. Of 10 rows a compiled
-plan takes 1.3 to 2.2 × as long, of 50,000 an interpreted one 2.6 to 3.1 × (November 2026)."""
+"""Maximum number of rows of a step whose operators are interpreted; for more rows they are
+compiled. For 10 rows a compiled plan takes 1.3 to 2.2 × as long, for 50,000 rows an interpreted one
+2.6 to 3.1 × as long (measured in November 2026)."""
 WIDER_USES_MAX: Final = 20
-"""Steps without a plan of their own that use one that does more, before one is made for them."""
+"""Number of steps without their own plan that use a wider one before a plan is made for them."""
 
 KEEPS_NOTHING: Final = frozenset(
     {
@@ -78,12 +79,12 @@ KEEPS_NOTHING: Final = frozenset(
         "WindowGroupLimit",
     }
 )
-"""Nodes of physical plans that compute their rows afresh from their inputs, each time."""
+"""Nodes of physical plans that compute their rows from their inputs at each execution."""
 
 _NODE: Final = re.compile(r"^[ :+|-]*(?:\* ?)?(.*?) *\((?:unknown|\d+)\)$")
 _REASON_CHARS_MAX: Final = 300
 WIDER_KEPT_MAX: Final = 4_096
-"""Bound of the steps whose uses of a wider plan are counted."""
+"""Maximum number of steps whose uses of a wider plan are counted."""
 
 
 class PlanRefused(Exception):
@@ -91,40 +92,40 @@ class PlanRefused(Exception):
 
 
 class PreparedRequest(msgspec.Struct, frozen=True):
-    """A step, as far as preparation is concerned."""
+    """The part of a step that matters for preparation."""
 
     owner: int
-    """Serial of the plan (`PreparedPlan.serial`)."""
+    """Serial number of the plan (`PreparedPlan.serial`)."""
     name: str
     """Name of the dataflow, for the log."""
     strata: tuple[int, ...]
-    """Strata of the statement (`PreparedPlan.strata`)."""
+    """The strata of the statement (`PreparedPlan.strata`)."""
     one_time: bool
     """True if all changes are at one time, which the statement then relies on."""
     schemas: Mapping[str, TableSchema]
-    """Schema of every input that these strata read."""
+    """The schema of every input that these strata read."""
     tables: Mapping[str, pa.Table]
     """The rows of inputs that have any."""
     render: Callable[[Mapping[str, SessionRelation], tuple[int, int]], str]
     """Renders the statement over relations, for an interval."""
     wanted: Callable[[], pa.Schema]
     group: str
-    """Name by which its execution is canceled."""
+    """Name by which its execution can be canceled."""
     open: Callable[[SlotRows], SessionBridge]
     """Returns this thread's session for plans over slots of few or of many rows."""
     check: Callable[[], None]
     """Raises `OperationCanceled` if the job was canceled."""
     waited: Callable[[float], None] = lambda _: None
-    """Called with the milliseconds that the step has waited for others."""
+    """Called with the milliseconds that the step has waited for other steps."""
 
     @property
     def changed(self) -> frozenset[str]:
-        """Return the inputs that hold changes, as against state, and have rows."""
+        """Return the inputs that hold changes (rather than state) and have rows."""
         return frozenset(name for name in self.tables if InputName.parse(name).holds_changes)
 
     @property
     def key(self) -> VariantKey:
-        """Return what identifies the step's own plan."""
+        """Return the key of the step's own plan."""
         many = sum(table.num_rows for table in self.tables.values()) > INTERPRETED_ROWS_MAX
         return VariantKey(self.owner, self.strata, self.changed, self.one_time, many)
 
@@ -140,23 +141,22 @@ class VariantKey(NamedTuple):
 
 
 class RunnablePlan:
-    """A planned step that can be executed again. Used by one thread at a time: its slots have one
-    user at a time."""
+    """A planned step that can be executed again. Only one thread uses it at a time, since its slots
+    have one user at a time."""
 
     def __init__(self, bridge: ClassicBridge, frame: DataFrame) -> None:
-        """Keep the part of a frame that runs. Raises Spark's own error of a plan that cannot run,
-        and `PlanRefused` for one of several partitions."""
+        """Keep the part of a frame that runs. Raises Spark's own error for a plan that cannot run,
+        and `PlanRefused` for one with several partitions."""
         self._bridge = bridge
         self._schema = bridge.arrow_schema(frame)
-        # The frame is dropped: the trees that it was planned from take several times as much of the
-        # driver's memory, and Spark's own execution of it describes its plan to listeners each
-        # time.
+        # The frame is dropped: the trees it was planned from take several times as much of the
+        # driver's memory, and Spark's own execution would describe the plan to listeners each time.
         self._batches: Any = frame._jdf.toArrowBatchRdd()
         if (partitions := self._batches.getNumPartitions()) != 1:
             raise PlanRefused(f"its plan has {partitions} partitions")
 
     def run(self, wanted: pa.Schema, group: str, answer: Path, bytes_max: int) -> pa.Table:
-        """Execute the plan; see `ClassicBridge.execute_here`. Raises Spark's own error."""
+        """Execute the plan (see `ClassicBridge.execute_here`). Raises Spark's own error."""
         found = self._bridge.execute_here(self._batches, group, answer, bytes_max)
         reader, batches = pa.BufferReader(found), []
         while reader.tell() < len(found):
@@ -166,12 +166,12 @@ class RunnablePlan:
 
 
 class PlanVariant(msgspec.Struct, frozen=True):
-    """A plan ready to be executed."""
+    """A plan that is ready to be executed."""
 
     runnable: RunnablePlan
     slots: SlotSet
     schemas: Mapping[str, TableSchema]
-    """Schemas of the slots, by name."""
+    """The schemas of the slots, by name."""
 
 
 Inspect: TypeAlias = Callable[[ClassicBridge, DataFrame, SlotSet], Mapping[str, Sequence[int]]]
@@ -181,25 +181,26 @@ Inspect: TypeAlias = Callable[[ClassicBridge, DataFrame, SlotSet], Mapping[str, 
 def check_keeps_nothing(
     bridge: ClassicBridge, frame: DataFrame, slots: SlotSet
 ) -> Mapping[str, Sequence[int]]:
-    """Refuse a plan that keeps anything between executions; return the columns read of each
-    slot."""
+    """Refuse a plan that keeps anything between executions; return the columns that it reads from
+    each slot."""
     query: Any = frame._jdf.queryExecution()
     patterns = bridge.jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     if query.analyzed().containsPattern(patterns.CURRENT_LIKE()):
-        raise PlanRefused("it reads the clock, which a plan does once")
+        raise PlanRefused("it reads the clock, which a plan does only once")
     if not bridge.deterministic(frame):
         raise PlanRefused("an expression is not deterministic")
-    # A frame that is executed again runs this plan again, but what the plan keeps would be stale:
-    # shuffle files, a broadcast table, a cached relation, a subquery's result, a reused exchange.
+    # Executing a frame again runs the same plan again, but whatever the plan keeps would be stale:
+    # shuffle files, a broadcast table, a cached relation, the result of a subquery, a reused
+    # exchange.
     plan = query.executedPlan()
     for line in tree_text(plan, installed_version()).splitlines():
         if line.strip():
             found = _NODE.match(line)
             node = found.group(1) if found else line.strip()
             if node not in KEEPS_NOTHING and node.split(" ")[0] not in KEEPS_NOTHING:
-                raise PlanRefused(f"its plan holds a node of kind {node[:80]!r}")
+                raise PlanRefused(f"its plan contains a node of kind {node[:80]!r}")
     if not plan.subqueriesAll().isEmpty():
-        raise PlanRefused("its plan holds a subquery")
+        raise PlanRefused("its plan contains a subquery")
     return _columns_read(plan, slots)
 
 
@@ -213,7 +214,7 @@ def _columns_read(plan: Any, slots: SlotSet) -> Mapping[str, Sequence[int]]:
             continue
         files = [_plain_path(file) for file in leaf.relation().location().inputFiles()]
         if len(files) != 1 or files[0] not in by_path:
-            raise PlanRefused(f"it reads {files[:3]}, which are no slots of its own")
+            raise PlanRefused(f"it reads {files[:3]}, which are not its slots")
         fields = leaf.requiredSchema().fieldNames()
         read.setdefault(by_path[files[0]], set()).update(int(field[1:]) for field in fields)
     if not read:
@@ -226,7 +227,7 @@ def _plain_path(uri: str) -> str:
 
 
 class PreparedSteps:
-    """Holds the variants of all dataflows of an engine. Used by all its threads."""
+    """Holds the variants of all dataflows of an engine; all its threads use it."""
 
     def __init__(
         self, settings: Settings, folder: Path, look: Inspect = check_keeps_nothing
@@ -237,19 +238,21 @@ class PreparedSteps:
         self._answer_bytes_max = result_bytes_max(settings.spark_driver_memory)
         self._folder = folder.resolve()
         self._inspect = look
-        # Reentrant: a plan may be forgotten by the collector while this thread holds it.
+        # Reentrant, since the garbage collector may free a plan while this thread holds the lock.
         self._lock = threading.RLock()
+        # The plans that are ready, the least recently used first.
         self._variants: OrderedDict[VariantKey, PlanVariant] = OrderedDict()
+        # Why plans were refused; they are not tried again before their owner is forgotten.
         self._refused: dict[VariantKey, str] = {}
         self._wide_uses: dict[VariantKey, int] = {}
-        """Uses of a wider plan by steps that have none of their own."""
+        """Number of uses of a wider plan by steps without their own plan."""
         self._rehearsed: dict[VariantKey, threading.Event] = {}
-        """Events of current rehearsals: set when the plan is there, or will not be."""
+        """Events of the current rehearsals, set when the plan is ready or has failed."""
 
     def run(self, request: PreparedRequest) -> pa.Table | None:
-        """Run a step and return its rows; None when it must go the general path.
+        """Run a step and return its rows; None if it must take the general path.
 
-        Raises `OperationCanceled`, or Spark's own error of the data.
+        Raises `OperationCanceled`, or Spark's own error for the data.
         """
         key = request.key
         with self._lock:
@@ -257,25 +260,26 @@ class PreparedSteps:
         if going and self._find(key) is None and self._wider(key, request) is None:
             began = time.monotonic()
             for rehearsal in going:
-                rehearsal.wait()  # takes less time than building a second one
+                rehearsal.wait()  # This takes less time than building a second plan.
             request.waited((time.monotonic() - began) * 1000)
         return self._run(key, request)
 
     def is_frequent(self, request: PreparedRequest) -> bool:
         """Return whether steps like this one have used a wider plan so often that their own would
-        pay. The count then begins anew."""
+        pay. If so, the count starts again at 0."""
         key = request.key
         with self._lock:
-            # A plan for many rows is made when there are as many: it pays at once.
+            # A plan for many rows pays immediately, so it is made as soon as a step has that many.
             frequent = not key.many and self._wide_uses.get(key, 0) > WIDER_USES_MAX
             if frequent:
                 del self._wide_uses[key]
             return frequent
 
     def rehearse(self, request: PreparedRequest) -> None:
-        """Build a plan for steps to come and execute it, if there is room without dropping another.
+        """Build a plan for future steps and execute it, if there is room for it without dropping
+        another.
 
-        Raises as `run` does. A step that wants the plan meanwhile waits for it.
+        Raises as `run` does. A step that needs the plan meanwhile waits for it.
         """
         key = request.key
         with self._lock:
@@ -298,12 +302,12 @@ class PreparedSteps:
             return None
         largest = max((table.nbytes for table in request.tables.values()), default=0)
         if SLOT_BYTES.crossed(largest > self._capacity):
-            return None  # its file may be smaller, but is not worth a plan
+            return None  # Its file may be smaller, but a plan for it does not pay.
         try:
             variant = None
             if not rehearsing:
-                # A wider plan goes first: planning takes longest in a young JVM, and most sets are
-                # seldom.
+                # A wider plan comes first: planning takes longest in a young JVM, and most sets of
+                # inputs are rare.
                 variant = self._find(key) or self._wider(key, request)
             variant = variant or self._build(key, request)
             tables = _in_order(request.tables, variant.schemas)
@@ -323,7 +327,7 @@ class PreparedSteps:
             self._drop(key)
             request.check()
             # An error of the data is the answer, as on the general path. After any other error the
-            # general path has its turn, and the plan is refused from then on.
+            # step takes the general path, and the plan is refused from then on.
             code, text = describe(error)
             if code == "DefiniteError":
                 raise
@@ -331,7 +335,7 @@ class PreparedSteps:
         return None
 
     def forget(self, owner: int) -> None:
-        """Drop all that is kept for a plan."""
+        """Drop everything that is cached for a plan."""
         with self._lock:
             for key in [key for key in self._variants if key.owner == owner]:
                 self._drop(key)
@@ -349,9 +353,8 @@ class PreparedSteps:
 
     def _build(self, key: VariantKey, request: PreparedRequest) -> PlanVariant:
         """Plan the step over new slots. Raises `PlanRefused` or Spark's own error."""
-        # Unchanged deltas are left out of the text: they are neither planned nor run. State that
-        # happens to be empty gets a slot, so that hot and cold groups make no variants of their
-        # own.
+        # Unchanged deltas are left out of the text, so they are neither planned nor run. State that
+        # happens to be empty gets a slot, so that hot and cold groups share a variant.
         changed = request.changed
         viewed = [
             name
@@ -363,7 +366,7 @@ class PreparedSteps:
             for name, schema in request.schemas.items()
         }
         text = request.render(relations, (1, 2))
-        # A plan serves steps of any interval, so that its text must not name one.
+        # A plan serves steps of any interval, so its text must not contain one.
         if text != request.render(relations, (5, 9)):
             raise PlanRefused("its text depends on the step's interval")
         kinds = {name: positional(request.schemas[name].arrow_updates()) for name in viewed}
@@ -389,7 +392,8 @@ class PreparedSteps:
         return variant
 
     def _find(self, key: VariantKey) -> PlanVariant | None:
-        """Return the step's own plan, unless it is being rehearsed: its slots are in use then."""
+        """Return the step's own plan, unless it is being rehearsed, since its slots are then in
+        use."""
         with self._lock:
             found = None if key in self._rehearsed else self._variants.get(key)
             if found is not None:
@@ -397,8 +401,8 @@ class PreparedSteps:
             return found
 
     def _wider(self, key: VariantKey, request: PreparedRequest) -> PlanVariant | None:
-        """Return a plan that does more than is wanted, of the fewest changed inputs; None if there
-        is none."""
+        """Return a plan that does more than is needed, with the fewest changed inputs; None if
+        there is none."""
         with self._lock:
             found = [other for other in self._variants if _is_wider(other, key)]
             found = [other for other in found if other not in self._rehearsed]
@@ -409,7 +413,7 @@ class PreparedSteps:
             if len(self._wide_uses) >= WIDER_KEPT_MAX:
                 del self._wide_uses[next(iter(self._wide_uses))]
             self._wide_uses[key] = uses
-            # Of equal ones that for a single time: it needs no windows over times.
+            # Of equal ones prefer a plan for a single time, which needs no windows over times.
             best = min(found, key=lambda other: (len(other.changed), not other.one_time))
             return self._find(best)
 
@@ -439,27 +443,29 @@ class PreparedSteps:
             self._refused[key] = text
         print(
             f"{name}: strata {', '.join(map(str, key.strata))} with changes of {changed} "
-            f"are planned anew each time: {text}",
+            f"are planned at each step: {text}",
             file=sys.stderr,
             flush=True,
         )
 
 
 def _is_wider(other: VariantKey, key: VariantKey) -> bool:
-    """Return whether the plan `other` makes what `key` would, if its further inputs are empty."""
+    """Return whether the plan `other` makes what `key` would make, if its additional inputs are
+    empty."""
     return (
         other.owner == key.owner
         and other.strata[-1] == key.strata[-1]
         and set(other.strata) >= set(key.strata)
         and other.changed >= key.changed
-        # A plan for several times serves a step at a single one, and not the other way round.
+        # A plan for several times can serve a step at a single time, but not the reverse.
         and (other.one_time == key.one_time or not other.one_time)
         and other.many == key.many
     )
 
 
 def _has_room(variant: PlanVariant, tables: Mapping[str, pa.Table]) -> bool:
-    """Return whether a plan has a slot for each of these tables, whose columns are among theirs."""
+    """Return whether a plan has a slot for each of these tables, with columns that they all
+    have."""
     return all(
         name in variant.schemas and set(variant.schemas[name].names) <= set(table.column_names)
         for name, table in tables.items()

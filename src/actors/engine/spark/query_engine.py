@@ -1,9 +1,9 @@
-"""The second engine, for queries and clients of Spark Connect, so that none of them takes the views
-with it: whether there is one, and its settings. Pure.
+"""The second engine, for queries and clients of Spark Connect, so that these cannot bring down the
+views: whether there is one, and its settings. Pure.
 
 A query that fills the heap ends its JVM. In an engine of its own it ends no step of a view, and
-waits for none. The engine is started at the first query, and shares nothing with that of the views
-but the machine.
+waits for none. The engine starts at the first query, and shares only the machine with the engine of
+the views.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SHARED: Final = "shared"
 AUTO: Final = "auto"
 MODES: Final = (AUTO, OWN, SHARED)
 MEMORY_SHARE: Final = 2
-"""Divisor of the machine's memory: the heaps of both engines may take one such part."""
+"""Divisor of the machine's memory: the heaps of both engines together may take this share."""
 QUERY_NICENESS: Final = 5
-"""By so much queries give way to the steps of views where both want the cores."""
+"""Niceness that makes queries yield to the steps of views if both need the cores."""
 
 
 def has_query_engine(settings: Settings, memory_bytes: int) -> bool:
-    """Return whether queries have an engine of their own on a machine with so much memory.
+    """Return whether queries have their own engine on a machine with this much memory.
 
     Raises `BadSettings` for a `query_engine` that is not one of `MODES`.
 
@@ -40,7 +40,7 @@ def has_query_engine(settings: Settings, memory_bytes: int) -> bool:
     mode = settings.query_engine
     if mode not in MODES:
         raise BadSettings(f"invalid query_engine {mode!r}: expected one of {', '.join(MODES)}")
-    # A Spark behind Connect is one server, whoever asks it.
+    # A Spark behind Connect is a single server for everyone.
     if mode == SHARED or is_remote(settings.spark_master):
         return False
     views = heap_bytes(settings.spark_driver_memory)
@@ -49,12 +49,13 @@ def has_query_engine(settings: Settings, memory_bytes: int) -> bool:
 
 
 def query_memory(settings: Settings) -> str:
-    """Return the heap of the queries' engine, written as `Settings.spark_driver_memory` is."""
+    """Return the heap size of the queries' engine, in the notation of
+    `Settings.spark_driver_memory`."""
     return settings.query_engine_memory or settings.spark_driver_memory
 
 
 def view_settings(settings: Settings) -> Settings:
-    """Return the settings of the views' engine where queries have their own."""
+    """Return the settings of the views' engine if queries have their own."""
     return replace(settings, connect_listen="")
 
 
@@ -70,6 +71,7 @@ def query_settings(settings: Settings) -> Settings:
         spark_driver_memory=query_memory(settings),
         engine_disk_bytes_max=settings.query_disk_bytes_max,
         engine_niceness=QUERY_NICENESS,
-        # A query that ended its engine alone is given up at once: its user can send it again.
+        # A query that ended its engine while it ran alone is given up at once, since its user can
+        # send it again.
         engine_attempts_max=1,
     )

@@ -1,11 +1,13 @@
-"""Plain Spark as the test oracle: ``python -m actors.engine.spark.reference_spark REQUEST``.
+"""Runs queries on plain Spark, for comparison with views: ``python -m
+actors.engine.spark.reference_spark REQUEST``.
 
-Runs query texts as they are over Parquet files, in a process and a session of its own, with Spark's
-own settings. It shares nothing with the engine but the choice of Java and the archive of Spark's
-classes: no delta plan, no translation, no prepared step. A view should hold its answers.
+Runs the texts of queries unchanged over Parquet files, in a process and session of its own, with
+Spark's own settings. It shares only the choice of Java and the class archive with the engine: no
+delta plan, no translation, no prepared step. The contents of a view should equal its answers.
 
-REQUEST is a JSON file (`ReferenceRequest`). Each answer is written as a Parquet file; the process
-prints one line for each and exits with status 0, or with 2 after one line that says what failed.
+REQUEST is a JSON file (`ReferenceRequest`). Each answer is written as a Parquet file. The process
+prints a line for each answer and exits with status 0, or prints what failed and exits with status
+2.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ STATUS_FAILED: Final = 2
 
 
 class ReferenceQuery(msgspec.Struct, frozen=True):
-    """One query text, its tables as Parquet files, and the path of its answer."""
+    """The text of a query, its tables as Parquet files, and the path of its answer."""
 
     sql: str
     tables: dict[str, str]
@@ -38,7 +40,7 @@ class ReferenceQuery(msgspec.Struct, frozen=True):
 
 
 class ReferenceRequest(msgspec.Struct, frozen=True):
-    """The queries to run. Everything temporary stays below `scratch`."""
+    """The queries to run. All temporary files are below `scratch`."""
 
     queries: tuple[ReferenceQuery, ...]
     scratch: str
@@ -47,13 +49,13 @@ class ReferenceRequest(msgspec.Struct, frozen=True):
 
 
 def run(request: ReferenceRequest) -> None:
-    """Answer every query, in order. Raises `EngineUnavailable` when there is no Java."""
+    """Answer all queries in order. Raises `EngineUnavailable` if there is no Java."""
     scratch = Path(request.scratch)
     java = find_java(scratch)
     if isinstance(java, EngineUnavailable):
         raise java
     os.environ["JAVA_HOME"] = str(java.home)
-    # a Spark of the machine's own must not be started in place of ours
+    # A Spark installed on the machine must not be started in place of this package's own.
     os.environ.pop("SPARK_HOME", None)
     builder = SparkSession.builder
     for key, value in _conf(request, scratch, find_archive(java)).items():
@@ -100,7 +102,7 @@ def main() -> int:
         run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ReferenceRequest))
     except (PenstockError, PySparkException, Py4JError, msgspec.MsgspecError, OSError) as error:
         text = str(error).strip().splitlines() or [""]
-        print(f"plain Spark failed: {type(error).__name__}: {text[0]}", file=sys.stderr)
+        print(f"the reference run failed: {type(error).__name__}: {text[0]}", file=sys.stderr)
         return STATUS_FAILED
     return 0
 

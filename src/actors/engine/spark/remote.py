@@ -1,9 +1,10 @@
-"""The engine whose Spark is a Spark Connect server: our own Spark reads plans, and executes
-prepared steps (`actors.engine.spark.plan_reader`).
+"""The engine for a Spark Connect server. The engine's own Spark reads plans and executes prepared
+steps (`actors.engine.spark.plan_reader`).
 
-The server is shared and not ours: nothing is started there, only session settings are set, and
-sessions are released at the end. Worker threads have sessions of their own. Rows travel both ways
-as Arrow over the wire; parts too large for that are read by the server, by their path.
+The server is shared and does not belong to Penstock: nothing is started there, only session
+settings are changed, and sessions are released at the end. Worker threads have sessions of their
+own. Rows travel both ways as Arrow over the wire; the server reads parts that are too large for
+that by their paths.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from actors.engine.spark.failures import is_forgotten, short_text
 from actors.engine.spark.jobs import JobTicket, SparkEngine, run_job
 from actors.engine.spark.plan_reader import READ_SETTINGS, PlanReader
 from actors.engine.spark.remote_address import redact_secrets, strip_parameters
-from actors.engine.spark.session import CONNECT_SETTINGS, ThreadSessions, far_partitions_max
+from actors.engine.spark.session import CONNECT_SETTINGS, ThreadSessions, cluster_partitions_max
 from actors.engine.spark.spark_releases import another_session, check_server, limit_calls
 from actors.engine.spark.steps import ThreadSlot
 from actors.model.plan.jobs import Answer, EngineReady, JobFailed
 from actors.runtime.errors import EngineUnavailable
 from actors.runtime.settings import Settings
 
-# Before the import: gRPC reads it then.
+# Before the import, when gRPC reads it.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 try:
     import pyspark
@@ -44,21 +45,22 @@ try:
     )
 except ImportError as error:
     raise EngineUnavailable(
-        f"Spark Connect needs more packages: pip install 'penstock-views[connect]' ({error})"
+        f"Spark Connect needs additional packages: pip install 'penstock-views[connect]' ({error})"
     ) from None
 
 _DETAILS: Final = re.compile(r'details = "([^"]+)"')
 PING_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 30.0
-"""Deadline of a call that is no job."""
+"""Deadline for a call that is not a job."""
 START_TRIES_AGAIN: Final = 2
-"""Retries at the start: few, because the parent starts other children, later and later."""
+"""Number of retries at the start; few, since the parent starts other children with increasing
+delays."""
 RELEASE_SECONDS: Final = 2.0
 """Time to release all sessions at the end."""
 
 
 class RemoteEngine(SparkEngine):
-    """An `SparkEngine` whose sessions are behind Spark Connect."""
+    """A `SparkEngine` whose sessions are behind Spark Connect."""
 
     def __init__(
         self,
@@ -74,9 +76,13 @@ class RemoteEngine(SparkEngine):
         self._base = base
         self._cores = ServerCores()
         self._place = strip_parameters(settings.spark_master)
+        # The sessions of all worker threads.
         self._all: list[ConnectSessions] = []
+        # The sessions in which jobs are running, by the jobs' groups.
         self._running: dict[str, ConnectSessions] = {}
+        # True once the server was found to be gone.
         self._gone = False
+        # True once `end` was called.
         self._ending = False
 
     def ready(self) -> EngineReady:
@@ -84,7 +90,8 @@ class RemoteEngine(SparkEngine):
         return EngineReady("", self._root.version, "", os.getpid(), 0)
 
     def run(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
-        """See `SparkEngine.run`."""
+        """Return the answer to a job (see `SparkEngine.run`), without the secrets of the server's
+        address."""
         answer = super().run(slot, ticket, pool)
         if isinstance(answer, JobFailed):
             # An error may quote the address, with its secrets.
@@ -93,21 +100,22 @@ class RemoteEngine(SparkEngine):
         return answer
 
     def progress(self, group: str) -> None:
-        """Return None: the progress of remote jobs is not known."""
+        """Return None, since the progress of remote jobs is not known."""
 
     def add_task(self) -> bool:
-        """Return False: a server's cores are its own."""
+        """Return False, since the engine cannot change the cores of a server."""
         return False
 
     def interrupt(self, group: str) -> None:
-        """Interrupt what a job runs, if it runs anything just now."""
+        """Interrupt what a job is running, if it is running anything."""
         self._reader.cancel(group)
         sessions = self._running.get(group)
         if sessions is not None:
             sessions.interrupt(_tag(group))
 
     def wait_gone(self) -> str:
-        """Wait until the server does not answer, or is another one; return a text that says so."""
+        """Wait until the server does not answer, or another server answers; return a text that says
+        so."""
         never = threading.Event()
         while True:
             never.wait(PING_SECONDS)
@@ -116,11 +124,11 @@ class RemoteEngine(SparkEngine):
                 return f"the Spark Connect server at {self._place} is gone: {why}"
 
     def lost(self) -> bool:
-        """See `SparkEngine.lost`."""
+        """Return whether Spark will run no more jobs (see `SparkEngine.lost`)."""
         return self._reader.ended() or self._silent() is not None
 
     def end(self) -> None:
-        """Release all sessions, which ends what runs in them, within `RELEASE_SECONDS`."""
+        """Release all sessions within `RELEASE_SECONDS`, which ends what runs in them."""
         self._ending = True
         self._reader.end()
         # A server that is gone does not answer a release.
@@ -136,14 +144,14 @@ class RemoteEngine(SparkEngine):
         self._root.stop()
 
     def _silent(self) -> str | None:
-        """Return why the server is held to be gone; None when it answers."""
+        """Return why the server is considered gone; None if it answers."""
         try:
             self._root.client.get_configs("spark.sql.session.timeZone")
         except Exception as error:  # noqa: BLE001 - any failure but one is silence
             if not is_forgotten(error):
                 self._gone = True
-                return _words(error)
-            # The server answers, but has closed a session that was idle for long.
+                return _message(error)
+            # The server answers, but has closed a session that was idle for a long time.
             self._root = _opened(another_session(self._root), {})
         return None
 
@@ -155,7 +163,7 @@ class RemoteEngine(SparkEngine):
             self._base,
             self._reader,
             self._cores,
-            far_partitions_max(self.settings),
+            cluster_partitions_max(self.settings),
         )
         self._all.append(made)
         return made
@@ -163,7 +171,7 @@ class RemoteEngine(SparkEngine):
     def _carry_out(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
         sessions = slot.sessions
         assert isinstance(sessions, ConnectSessions)
-        # All calls of the job carry its tag, by which a cancel interrupts them.
+        # All calls of the job carry its tag, by which a cancellation interrupts them.
         sessions.begin(_tag(ticket.group))
         self._running[ticket.group] = sessions
         try:
@@ -172,8 +180,8 @@ class RemoteEngine(SparkEngine):
             except PySparkException as error:
                 if self._ending or not is_forgotten(error):
                     raise
-            # The server closes a session that was idle for long. Retry in new sessions is safe:
-            # a job is a pure function of its message.
+            # The server closes sessions that are idle for a long time. Retrying in new sessions is
+            # safe: a job is a pure function of its message.
             sessions.drop()
             return run_job(slot, ticket)
         finally:
@@ -183,11 +191,11 @@ class RemoteEngine(SparkEngine):
 def open_remote(
     settings: Settings, scratch: Path, class_archive: str = "", no_java: str = ""
 ) -> RemoteEngine:
-    """Connect to the server that `spark_master` names. `no_java`: the reason why there is no Java
-    here to read plans with; empty if there is one.
+    """Connect to the server that `spark_master` names. `no_java`: why there is no Java here for
+    reading plans; "" if there is one.
 
-    Raises `BadSettings` for a malformed address, and `EngineUnavailable` when the server does not
-    answer, is of another release, or refuses a setting.
+    Raises `BadSettings` for a malformed address, and `EngineUnavailable` if the server does not
+    answer, is of another release, or rejects a setting.
     """
     place = strip_parameters(settings.spark_master)
     base = CONNECT_SETTINGS | dict(settings.spark_conf)
@@ -196,7 +204,7 @@ def open_remote(
         version = root.version
         set_retries(root)
     except Exception as error:  # noqa: BLE001 - there is no session, whatever it was
-        text = redact_secrets(_words(error), settings.spark_master)
+        text = redact_secrets(_message(error), settings.spark_master)
         raise EngineUnavailable(f"the Spark Connect server at {place}: {text}") from None
     check_server(place, version, pyspark.__version__)
     reader = PlanReader(settings, scratch, _chosen(root) | base, class_archive, no_java)
@@ -211,8 +219,8 @@ def _opened(session: Any, conf: Mapping[str, str], tries_again: int = TRIES_AGAI
 
 
 def _chosen(session: SparkSession) -> dict[str, str]:
-    """Return the settings of SQL that the server was started with, as far as a session can have
-    other ones: by those a text may mean something else than by Spark's defaults."""
+    """Return the SQL settings that the server was started with, if a session can override them:
+    with these, a text may mean something else than with Spark's defaults."""
     found = session.conf.getAll
     return {
         name: value
@@ -221,9 +229,9 @@ def _chosen(session: SparkSession) -> dict[str, str]:
     }
 
 
-def _words(error: Exception) -> str:
-    """Return the words of an error, without gRPC's frame around them."""
-    # An older client says that it has tried too often, and has the reason as its cause.
+def _message(error: Exception) -> str:
+    """Return the message of an error, without what gRPC wraps around it."""
+    # An older client only says that it has retried too often, and has the reason as its cause.
     for each in (error, error.__cause__):
         found = _DETAILS.search(str(each))
         if found is not None:
@@ -232,5 +240,5 @@ def _words(error: Exception) -> str:
 
 
 def _tag(group: str) -> str:
-    # Spark Connect allows no commas in tags.
+    # Spark Connect does not allow commas in tags.
     return group.replace(",", " ")

@@ -1,10 +1,10 @@
-"""Tells where Spark is, and reads the address of a Spark Connect server,
-``sc://HOST:PORT/;NAME=VALUE;…``, without showing its secrets.
+"""Tells where Spark runs, and parses the address of a Spark Connect server,
+``sc://HOST:PORT/;NAME=VALUE;…``, without revealing its secrets.
 
 Spark defines its parameters: ``use_ssl=true`` for TLS, ``token=…`` for a bearer token (which
-implies TLS for every host but ``localhost``), ``user_id=…``; any other one is sent as a header.
-Values can be secret, so an address is never shown: `strip_parameters` is for logs and errors, and
-`redact_secrets` for texts that others wrote.
+implies TLS for every host except ``localhost``), ``user_id=…``; any other parameter is sent as a
+header. Values can be secret, so an address is never shown: use `strip_parameters` for logs and
+errors, and `redact_secrets` for texts from elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEME: Final = "sc://"
 _LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}")
 PORT_DEFAULT: Final = 15002
 _HARMLESS: Final = frozenset({"use_ssl", "user_id", "user_agent"})
-"""Parameters whose values may be shown, besides those of gRPC's keepalive."""
+"""Parameters whose values may be shown, in addition to those for gRPC's keepalive."""
 _TAKEN: Final = "session_id"
 _REMOVED: Final = "***"
 
@@ -30,7 +30,7 @@ def is_remote(master: str) -> bool:
 
 
 def on_loopback(master: str) -> bool:
-    """Return whether all of Spark is on this machine: local, or a cluster named by a loopback
+    """Return whether all of Spark is on this machine: local, or a cluster with a loopback
     address."""
     if master.startswith("local"):
         return True
@@ -39,19 +39,23 @@ def on_loopback(master: str) -> bool:
 
 
 def strip_parameters(master: str) -> str:
-    """Return ``sc://host:port`` of an address, without its parameters. Raises `BadSettings`."""
+    """Return the ``sc://host:port`` of an address, without its parameters. Raises `BadSettings`."""
     place, parameters = _split(master)
     for text in parameters:
         name, equals, value = text.partition("=")
         if not (name and equals and value) or "=" in value:
-            raise BadSettings(f"spark_master: parameter {name!r} of {place}: write it NAME=VALUE")
+            raise BadSettings(
+                f"invalid spark_master: parameter {name!r} of {place} must have the form NAME=VALUE"
+            )
         if name == _TAKEN:
-            raise BadSettings(f"spark_master: {place} must not name a {_TAKEN}: many are used")
+            raise BadSettings(
+                f"invalid spark_master: {place} must not name a {_TAKEN}, since several are used"
+            )
     return place
 
 
 def redact_secrets(text: str, master: str) -> str:
-    """Return `text` without the values that an address (if it is one) carries."""
+    """Return `text` without the secret values in an address, if `master` is one."""
     if not is_remote(master):
         return text
     secrets = set()
@@ -59,16 +63,19 @@ def redact_secrets(text: str, master: str) -> str:
         name, _, value = parameter.partition("=")
         if value and name not in _HARMLESS and not name.startswith("grpc_keepalive"):
             secrets |= {value, unquote(value)}
-    # Longest first: one secret may contain another.
+    # Longest first, since one secret may contain another.
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, _REMOVED)
     return text
 
 
 def _split(master: str) -> tuple[str, list[str]]:
-    """Return (``sc://host:port``, parameters). No error shows more than the host."""
+    """Return the ``sc://host:port`` and the parameters. Its errors never show more than the
+    host."""
     place, _, rest = master.partition(";")
-    refused = BadSettings("spark_master: write it sc://HOST:PORT or sc://HOST:PORT/;NAME=VALUE;…")
+    refused = BadSettings(
+        "invalid spark_master: expected the form sc://HOST:PORT or sc://HOST:PORT/;NAME=VALUE;…"
+    )
     if "@" in place or "?" in place or "#" in place:
         raise refused
     try:

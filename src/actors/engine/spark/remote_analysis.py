@@ -1,9 +1,9 @@
-"""Asks a Spark Connect server about a query, and our own Spark for its plan.
+"""Asks a Spark Connect server about a query, and the engine's own Spark for its plan.
 
-The server is the authority for the schema, and for what is refused. The tables that a text reads
-are found in the server's own words for its analysed plan: our tables are views there, and only
-relations of a catalog have a qualified name. Volatile calls are found by the words of the text
-where there is no Java of our own.
+The server is the authority for the schema, and for what is rejected. The tables that a text reads
+are taken from the server's text of its analysed plan: Penstock's tables are views there, and only
+relations of a catalog have a qualified name. If the engine has no Java of its own, volatile calls
+are found by the words of the text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from actors.engine.spark.connect import ConnectBridge
 
-# -- volatile calls, by words ----------------------------------------------------------------------
+# -- volatile calls, found by words ----------------------------------------------------------------
 
 _CLOCK_WORDS: Final = """
 now current_timestamp current_date curdate localtimestamp current_time localtime
@@ -52,7 +52,7 @@ first first_value last last_value any_value collect_list array_agg collect_set l
 string_agg mode max_by min_by
 """
 _ORDER_DEPENDENT: Final = frozenset(_ORDER_DEPENDENT_WORDS.split())
-"""Aggregates where Spark itself is free to choose: not deterministic, but not refused."""
+"""Aggregates with a result that Spark may choose: not deterministic, but not refused."""
 _BARE_WORDS: Final = """
 current_catalog current_date current_schema current_time current_timestamp current_user
 localtime localtimestamp session_user user
@@ -62,8 +62,8 @@ _BARE: Final = frozenset(_BARE_WORDS.split())
 _MOVING_DAY: Final = re.compile(
     r"""(['"])\s*(?:now|today|yesterday|tomorrow)\b[^'"]*\1""", re.IGNORECASE
 )
-"""Literals that may stand for the day. More than do: words do not tell what they are compared
-with."""
+"""Literals that may denote the current day. This matches too many, since words do not tell what a
+literal is compared with."""
 _QUOTED: Final = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/""", re.DOTALL
 )
@@ -73,13 +73,13 @@ _NOW: Final = re.compile(r"\bunix_timestamp\s*\(\s*\)")
 
 
 def volatility_of(sql: str, columns: Collection[str] = ()) -> VolatileCall | None:
-    """Return the first call of a text that is volatile, or None. `columns`: names of all columns
-    that it may read, in lower case.
+    """Return the first volatile call of a text, or None. `columns`: the names, in lower case, of
+    all columns that it may read.
 
-    It serves engines that do not show Catalyst's own flags (a server behind Spark Connect where
-    there is no Java of our own, the in-memory one). It looks for names of functions that are
-    called, words that Spark takes for a call unless a column has that name, and literals that stand
-    for the day. An engine in our own JVM looks at the analysed plan instead
+    It serves engines that do not show Catalyst's own flags: a server behind Spark Connect without a
+    local Java, and the in-memory engine. It looks for names of functions that are called, words
+    that Spark treats as calls unless a column has that name, and literals that denote the current
+    day. An engine in the child's own JVM inspects the analysed plan instead
     (``PlanInspector.java``).
     """
     moving = _MOVING_DAY.search(sql)
@@ -87,7 +87,7 @@ def volatility_of(sql: str, columns: Collection[str] = ()) -> VolatileCall | Non
         return VolatileCall(f"the literal {moving.group(0)}", clock=True)
     bare = _bare(sql)
     words = set(_WORD.findall(bare))
-    # Spark takes a bare word for a column first.
+    # Spark first tries to resolve a bare word as a column.
     names = _called(bare) | (words & _BARE).difference(columns)
     for name in sorted(names & (_CLOCK | _CHANCE)):
         return VolatileCall(f"{name}()", clock=name in _CLOCK)
@@ -123,10 +123,10 @@ _OF_A_CATALOG: Final = re.compile(r"SubqueryAlias ((?:`(?:[^`]|``)*`|[^\s`.]+)\.
 
 
 def analyze_remotely(bridge: ConnectBridge, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed:
-    """Return the analysis of a query; see `actors.engine.spark.analysis.analyze`.
+    """Return the analysis of a query (see `actors.engine.spark.analysis.analyze`).
 
-    A restricted one is checked by our own Spark, before the server is asked and by its own
-    analysis afterwards. Raises `AccessDenied` for one that it cannot read.
+    A restricted query is checked by the engine's own Spark, before the server is asked and, by its
+    own analysis, afterwards. Raises `AccessDenied` for one that it cannot read.
     """
     if job.restricted:
         parsed = bridge.parsed(ParseText(job.job_id, job.sql, conf=job.conf))
@@ -144,12 +144,12 @@ def analyze_remotely(bridge: ConnectBridge, job: AnalyzeStatement, nodes_max: in
     foreign = _OF_A_CATALOG.search(plan[1])
     if foreign is not None:
         raise QueryRejected(
-            f"the query reads what is none of the service's tables: {foreign[1]}; "
-            "take it in as a source first"
+            f"the query reads {foreign[1]}, which is not a table of the service; use CREATE SOURCE"
+            " to ingest it first"
         )
-    # Spark compares names without regard to case, as `spark.sql.caseSensitive` is false.
+    # Spark compares names case-insensitively, since `spark.sql.caseSensitive` is false.
     known = {name.lower(): (name, schema) for name, schema in job.tables}
-    for name in read:  # the server keeps some views longer than the call that brings them
+    for name in read:  # The server keeps some views longer than the call that sends them.
         if name.lower() not in known:
             return QueryAnalyzed(job.job_id, missing=quote(name))
     tables = tuple(dict.fromkeys(known[name.lower()] for name in read))
@@ -158,7 +158,7 @@ def analyze_remotely(bridge: ConnectBridge, job: AnalyzeStatement, nodes_max: in
     if isinstance(analyzed, QueryAnalyzed):
         if analyzed.schema == schema:
             return analyzed
-        analyzed = "our own Spark finds other columns than the server"
+        analyzed = "the engine's own Spark finds other columns than the server"
     translation = QueryTranslation(None, analyzed) if job.translate else None
     inputs = tuple(name for name, _ in tables)
     return QueryAnalyzed(job.job_id, schema, inputs, _by_words(bridge, job, found), translation)
@@ -167,7 +167,7 @@ def analyze_remotely(bridge: ConnectBridge, job: AnalyzeStatement, nodes_max: in
 def _by_words(
     bridge: ConnectBridge, job: AnalyzeStatement, found: DataFrame
 ) -> VolatileCall | None:
-    """Return what makes the answer no function of its tables, judged without its plan."""
+    """Return what makes the result depend on more than its tables, judged without the plan."""
     columns = {column.name.lower() for _, schema in job.tables for column in schema.columns}
     volatility = volatility_of(job.sql, columns)
     if volatility is None and not bridge.deterministic(found) and not has_free_choice(job.sql):

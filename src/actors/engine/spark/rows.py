@@ -1,9 +1,9 @@
-"""Rows in and out of Spark: Arrow and Parquet to temporary views, results to Arrow.
+"""Rows in and out of Spark: Arrow and Parquet to temporary views, and results to Arrow.
 
-Small rows (inline Arrow, IPC files, and Parquet parts that together are small, decoded)
-are read here and become one local relation, which Spark plans without a scan; large parts are
-scanned by Spark. Either way the rows are those that `JobRows` means: of files only ``lower <= time
-< upper``, times below `advance_to` raised to it, columns in the schema's types.
+Small inputs (inline Arrow, IPC files, and Parquet parts that are small once decoded) are read here
+and become one local relation, which Spark plans without a scan. Spark scans large parts. Either way
+the rows are those that `JobRows` describes: from files only ``lower <= time < upper``, with times
+below `advance_to` raised to it, and columns in the types of the schema.
 """
 
 from __future__ import annotations
@@ -36,36 +36,37 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _BATCH_ROWS: Final = 8_192
-"""Rows decoded at a time while it is not known whether a file is small."""
+"""Rows that are decoded at a time while it is not known whether a file is small."""
 _UNKNOWN_BYTES: Final = 1 << 62
 
 
 class LoadedRows(msgspec.Struct, frozen=True):
-    """Rows: those that were read here, and the files left for Spark, or a frame that Spark has."""
+    """Rows: those that were read here, and the files left for Spark, or a frame that Spark already
+    has."""
 
     rows: JobRows
     table: pa.Table
     files: tuple[str, ...]
     bytes: int
     frame: DataFrame | None = None
-    """All rows, if they are in Spark already."""
+    """All rows, if they are already in Spark."""
     scan: BucketPartScan | None = None
-    """Parts of a bucket left for Spark."""
+    """Parts of a bucket that are left for Spark."""
 
     @property
-    def left(self) -> bool:
+    def is_left_to_spark(self) -> bool:
         """Return whether Spark has to read rows."""
         return bool(self.files) or self.scan is not None
 
     @property
     def empty(self) -> bool:
-        """Return whether there surely is no row."""
-        return not self.left and self.frame is None and self.table.num_rows == 0
+        """Return whether it is certain that there are no rows."""
+        return not self.is_left_to_spark and self.frame is None and self.table.num_rows == 0
 
 
 def load(rows: JobRows, parts: BucketParts, bytes_max: int) -> LoadedRows:
-    """Read small rows, and leave files of more than `bytes_max`, and all `parts` of a bucket, to
-    Spark. Raises `StorageError` when a file or a footer cannot be read."""
+    """Read small inputs, and leave files of more than `bytes_max` and all `parts` of a bucket to
+    Spark. Raises `StorageError` if a file or a footer cannot be read."""
     wanted = rows.schema.arrow_updates()
     tables: list[pa.Table] = []
     if rows.arrow is not None:
@@ -85,9 +86,9 @@ def load(rows: JobRows, parts: BucketParts, bytes_max: int) -> LoadedRows:
 
 
 def _read_small(files: tuple[str, ...], bytes_max: int) -> tuple[list[pa.Table], int]:
-    """Return the files' rows and 0, or no rows and about how many bytes the files have decoded.
+    """Return the rows of the files and 0, or no rows and the approximate decoded size of the files.
 
-    A file that only Spark can reach counts as larger than anything.
+    A file that only Spark can reach counts as infinitely large.
     """
     if not files:
         return [], 0
@@ -99,7 +100,7 @@ def _read_small(files: tuple[str, ...], bytes_max: int) -> tuple[list[pa.Table],
     total = 0
     if sum(size or 0 for size in sizes) <= bytes_max:
         for path in paths:
-            # Decoded sizes count: a file of a few MiB may hold a million rows.
+            # Decoded sizes count, since a file of a few MiB may contain a million rows.
             found = _read(path, partial(_read_parquet, bytes_max=bytes_max - total))
             if found is None:
                 break
@@ -111,18 +112,18 @@ def _read_small(files: tuple[str, ...], bytes_max: int) -> tuple[list[pa.Table],
 
 
 class DiffBounds(NamedTuple):
-    """The least and the greatest diff of some updates."""
+    """The minimum and maximum diff of some updates."""
 
     low: int
     high: int
 
 
 ONES: Final = DiffBounds(1, 1)
-"""Also of no updates at all."""
+"""Also the bounds of no updates."""
 
 
 def all_ones(loaded: LoadedRows) -> bool:
-    """Return whether every diff is 1, as the statistics in the files say."""
+    """Return whether every diff is 1, according to the statistics in the files."""
     if table_bounds(loaded.table) != ONES:
         return False
     if loaded.scan is not None and loaded.scan.bounds != ONES:
@@ -138,7 +139,7 @@ def table_bounds(table: pa.Table) -> DiffBounds:
 
 def diff_bounds(path: str) -> DiffBounds | None:
     """Return the bounds of the diffs in a file; None if only Spark can reach it, or it does not
-    tell."""
+    contain them."""
     if _local_size(path) is None:
         return None
     return _read(path.removeprefix("file://"), _bounds_in_file)
@@ -160,21 +161,21 @@ def _bounds_in_file(path: str) -> DiffBounds | None:
 
 
 def _local_size(path: str) -> int | None:
-    """Return the bytes of a file of this machine; None for one that only Spark can reach."""
+    """Return the size of a file on this machine; None for one that only Spark can reach."""
     plain = path.removeprefix("file://")
     if "://" in plain:
         return None
     try:
         return os.path.getsize(plain)
     except OSError as error:
-        raise StorageError(f"part {plain} cannot be read: {error}", determinate=True) from None
+        raise StorageError(f"cannot read part {plain}: {error}", determinate=True) from None
 
 
 def _read(path: str, read: Callable[[str], T]) -> T:
     try:
         return read(path)
     except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"{path} cannot be read: {error}", determinate=True) from None
+        raise StorageError(f"cannot read {path}: {error}", determinate=True) from None
 
 
 def _read_ipc_file(path: str) -> pa.Table:
@@ -187,8 +188,8 @@ def _read_ipc_file(path: str) -> pa.Table:
 
 
 def _read_parquet(path: str, bytes_max: int) -> pa.Table | None:
-    """Return the file's rows, or None as soon as they take more than `bytes_max` bytes."""
-    # A damaged byte is an error here, too, as in Spark (`session.VERIFY_PAGES`).
+    """Return the rows of a file, or None as soon as they take more than `bytes_max` bytes."""
+    # A damaged byte is an error here as well as in Spark (`session.VERIFY_PAGES`).
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         batches, total = [], 0
         for batch in file.iter_batches(_BATCH_ROWS):
@@ -200,9 +201,9 @@ def _read_parquet(path: str, bytes_max: int) -> pa.Table | None:
 
 
 def decoded_bytes(path: str) -> int:
-    """Estimate the decoded size of a file's rows by its first rows (at least 1)."""
+    """Estimate the decoded size of a file's rows (at least 1) from its first rows."""
     with pq.ParquetFile(path) as file:
-        # The footer does not tell: it counts a repeated value once.
+        # The footer does not contain it, since it counts a repeated value only once.
         sample = next(file.iter_batches(_BATCH_ROWS), None)
         if sample is None or not sample.num_rows:
             return 1
@@ -211,7 +212,7 @@ def decoded_bytes(path: str) -> int:
 
 
 def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """Return the table without updates of errors, in the wanted columns and types."""
+    """Return the table without error updates, with the wanted columns and types."""
     if ERROR in table.column_names:
         table = table.filter(pc.is_null(table[ERROR]))
     for field in wanted:
@@ -219,13 +220,13 @@ def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:
             continue
         if not field.nullable:
             raise InvalidUsage(f"rows lack column {field.name!r}; they have {table.column_names}")
-        # A part of before the column was added.
+        # A part from before the column was added.
         table = table.append_column(field, pa.nulls(table.num_rows, field.type))
     return table.select(wanted.names).cast(wanted)
 
 
 def schema_of(struct: StructType) -> TableSchema:
-    """Return Spark's schema as ours, whatever the types are."""
+    """Return Spark's schema as a `TableSchema`, whatever its types are."""
     return TableSchema(
         tuple(
             TableColumn(field.name, field.dataType.simpleString(), field.nullable)
@@ -235,8 +236,8 @@ def schema_of(struct: StructType) -> TableSchema:
 
 
 def check_columns(schema: TableSchema, arrow_of: Callable[[str], pa.DataType] = arrow_type) -> None:
-    """Raise `InvalidUsage` naming a column whose type `arrow_of` does not know: by default one
-    that we cannot store."""
+    """Raise `InvalidUsage` that names a column whose type `arrow_of` does not support; by default,
+    a type that cannot be stored."""
     for column in schema.columns:
         try:
             arrow_of(column.type)
@@ -249,7 +250,8 @@ def check_columns(schema: TableSchema, arrow_of: Callable[[str], pa.DataType] = 
 
 
 def frame(bridge: SessionBridge, loaded: LoadedRows, uses: int = 1) -> DataFrame:
-    """Return the rows as a frame: user columns, time, diff. `uses`: how often a plan reads it."""
+    """Return the rows as a frame with the user's columns, time and diff. `uses`: how often a plan
+    reads it."""
     if loaded.frame is not None:
         return loaded.frame
     rows = loaded.rows
@@ -263,11 +265,12 @@ def frame(bridge: SessionBridge, loaded: LoadedRows, uses: int = 1) -> DataFrame
         made.append(loaded.scan.frame(bridge, struct, window))
     if loaded.table.num_rows or not made:
         made.append(bridge.table(loaded.table, uses))
-    # Not `DataFrame.unionByName`: that of the parent class does not find the one over Connect.
+    # Not `DataFrame.unionByName`: that of the parent class does not dispatch to the one for
+    # Connect.
     return reduce(lambda one, other: one.unionByName(other), made)
 
 
-def done(
+def rows_done(
     job_id: str,
     table: pa.Table,
     out: Path,
@@ -276,10 +279,11 @@ def done(
     *,
     prepared: bool = False,
 ) -> RowsDone:
-    """Return the answer: inline when small, otherwise as an IPC file below `out`."""
+    """Return the answer: inline if it is small, else as an IPC file below `out`."""
     rows = table.num_rows
     if table.nbytes <= inline_bytes_max:
-        # A stream has headers and padding beside its data, and may exceed the limit after all.
+        # A stream has headers and padding in addition to its data, so it may still exceed the
+        # limit.
         data = to_ipc(table)
         if not ENGINE_ANSWER.crossed(len(data) > inline_bytes_max):
             return RowsDone(job_id, rows, arrow=data, spark_ms=ms, prepared=prepared)

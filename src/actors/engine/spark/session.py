@@ -1,9 +1,8 @@
-"""The Spark session: measured settings for small steps, user settings on top.
+"""The Spark session: settings measured to suit small steps, with the user's settings on top.
 
 `spark_conf` is the whole configuration as a dict (pure); `open_session` starts the JVM with it.
-`ThreadSessions` gives each worker thread sessions of its own, one for each distinct set of
-settings, so that neither settings nor temporary views of concurrent jobs can meet: a thread runs
-one job at a time.
+`ThreadSessions` gives each worker thread its own sessions, one for each set of settings, so that
+concurrent jobs share neither settings nor temporary views; a thread runs one job at a time.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ from actors.runtime.settings import Settings
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _EXECUTOR_OPTIONS: Final = "spark.executor.extraJavaOptions"
-# With a few dozen views the second compiler took a third of two cores for minutes, for planner code
-# that was hot for seconds.
+# With a few dozen views, the second compiler took a third of two cores for minutes, for planner
+# code that was hot for seconds.
 COMPILE_LATE: Final = (
     "-XX:Tier4InvocationThreshold=30000 -XX:Tier4MinInvocationThreshold=8000 "
     "-XX:Tier4CompileThreshold=60000 -XX:Tier4BackEdgeThreshold=200000"
 )
-"""Options with which the JVM's second compiler waits six times as long."""
-# A row may hold a document that names a DTD of any address, which `xpath` would fetch.
+"""Options that make the JVM's second compiler wait six times as long."""
+# A row may contain a document with a DTD at any address, which `xpath` would fetch.
 _CLOSED_XML: Final = "-Djavax.xml.accessExternalDTD= -Djavax.xml.accessExternalSchema="
-"""Options with which no XML opens an address or a file."""
+"""Options that prevent XML from opening addresses or files."""
 RESULT_SHARE: Final = 2
-"""Divisor of the driver's heap: a collected answer may take one such part."""
+"""Divisor of the driver's heap: a collected answer may take this share of it."""
 SESSIONS_PER_THREAD_MAX: Final = 8
 VERIFY_PAGES: Final = "parquet.page.verify-checksum.enabled"
-"""Setting with which a damaged byte of a part is an error; without it Spark reads a wrong value."""
+"""Setting that makes a damaged byte of a part an error; without it, Spark reads a wrong value."""
 PARTITIONS: Final = "spark.sql.shuffle.partitions"
 ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 SMALL_STEPS: Final = {
@@ -59,7 +58,7 @@ SMALL_STEPS: Final = {
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.sql.maxSinglePartitionBytes": "1t",
 }
-"""Settings for small inputs: one partition, and no exchange because of a size estimate."""
+"""Settings for small inputs: one partition, and no exchange because of an estimated size."""
 
 
 class SlotRows(Enum):
@@ -70,18 +69,19 @@ class SlotRows(Enum):
 
 
 FEW_ROWS_STEPS: Final = {
-    # On few rows each step begins anew: an operator that generates its projections, or looks for
-    # expressions in common, does so in every task, and classes of a plan's own stay cold.
-    # Interpreted operators are the same classes for all plans.
+    # With few rows, each step starts cold: operators that generate projections or look for common
+    # expressions do so in every task, and classes generated for a plan never become hot.
+    # Interpreted operators use the same classes for all plans.
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.subexpressionElimination.enabled": "false",
 }
-"""Settings for plans over slot files of few rows, on top of `SLOT_STEPS`."""
+"""Settings for plans over slot files of few rows, in addition to `SLOT_STEPS`."""
 SLOT_STEPS: Final = {
     "spark.sql.adaptive.enabled": "false",
-    # A slot's length when it is planned says nothing of its rows. Estimates that multiply such
-    # lengths soon exceed any limit, and exchanges come back: the factor makes them next to nothing.
+    # The length of a slot at planning time says nothing about its rows. Estimates that multiply
+    # such lengths soon exceed any limit, and exchanges come back; this factor makes the lengths
+    # negligible.
     "spark.sql.sources.fileCompressionFactor": "1e-12",
     "spark.sql.maxPlanStringLength": "1m",
     # These would move a join below the hint that keeps its input in one partition.
@@ -94,24 +94,26 @@ SLOT_STEPS: Final = {
         )
     ),
 }
-"""Settings for plans over slot files, on top of `SMALL_STEPS` and above all others."""
-# A footer's bounds know neither NaN, which is the greatest number to Spark, nor that -0.0 is 0.0: a
-# filter on them loses rows that pass. Parts are left out by our own statistics, which know both.
+"""Settings for plans over slot files, in addition to `SMALL_STEPS`. They override all others."""
+# The bounds in a footer know neither NaN, which is the greatest number in Spark, nor that -0.0
+# equals 0.0, so a filter on them loses rows. Penstock skips parts by its own statistics, which
+# handle both.
 WHOLE_ROW_GROUPS: Final = ("spark.sql.parquet.filterPushdown", "false")
-"""Setting of every session, above all others: no filter on the bounds in a footer."""
-# Spark would put variables of the environment and properties into a text before it parses it.
+"""Setting of every session, which overrides all others: no filter on the bounds in a footer."""
+# Otherwise Spark would substitute environment variables and properties in a text before parsing it.
 PLAIN_TEXTS: Final = ("spark.sql.variable.substitute", "false")
-"""Setting of every session, above all others: a text means what is written."""
+"""Setting of every session, which overrides all others: texts are taken literally."""
 CONNECT_PLUGIN: Final = "org.apache.spark.sql.connect.SparkConnectPlugin"
 CONNECT_TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
-"""Variable of the environment from which the server takes its token: a setting would be shown to
-every client."""
+"""Environment variable from which the server takes its token. A setting would be visible to every
+client."""
 _PLAN_BYTES_SPARE: Final = 1024 * 1024
-"""Room in a message for what the gateway adds to a plan beside rows."""
-# A server may have been started with any others, and a view must not mean something else for it.
+"""Room in a message for what the gateway adds to a plan besides rows."""
+# A server may have been started with any other settings, and a view must not mean something else
+# because of them.
 CONNECT_SETTINGS: Final = {
     VERIFY_PAGES: "true",
-    # Plans that the server's driver would keep hold the rows that were sent with them.
+    # Plans that the server's driver would keep contain the rows that were sent with them.
     "spark.connect.session.planCache.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.ansi.enabled": "true",
@@ -125,7 +127,7 @@ CONNECT_SETTINGS: Final = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     PLAIN_TEXTS[0]: PLAIN_TEXTS[1],
 }
-"""Settings of every session behind Spark Connect, below `Settings.spark_conf`."""
+"""Settings of every session behind Spark Connect, which `Settings.spark_conf` overrides."""
 
 
 NEEDED: Final = frozenset(
@@ -147,8 +149,8 @@ NEEDED: Final = frozenset(
         "spark.submit.deployMode",
     }
 ) - {"spark.sql.adaptive.enabled"}
-"""Settings that `spark-defaults.conf` does not change: what a view means, and what the engine is
-built on. `Settings.spark_conf` may."""
+"""Settings that `spark-defaults.conf` cannot change, since they define what a view means or the
+engine relies on them. `Settings.spark_conf` can change them."""
 NO_DEFAULTS: Final[Mapping[str, str]] = {}
 
 
@@ -158,10 +160,10 @@ def spark_conf(
     class_archive: str = "",
     defaults: Mapping[str, str] = NO_DEFAULTS,
 ) -> dict[str, str]:
-    """Return the configuration of the engine: ours, then the user's `defaults` but for what is
-    `NEEDED`, then `Settings.spark_conf` on top.
+    """Return the configuration of the engine: Penstock's own, then the user's `defaults` except for
+    what is `NEEDED`, then `Settings.spark_conf`.
 
-    `class_archive` is the path of the archive that its JVM may start from; empty if there is none.
+    `class_archive`: the path of the archive with which its JVM may start; "" if there is none.
     """
     conf = own_conf(settings, scratch)
     plugins = ",".join(
@@ -187,7 +189,7 @@ def spark_conf(
     if settings.connect_listen:
         ours = connect_conf(settings)
         conf |= ours
-        # Not by the user's defaults: the gateway alone is to reach the server.
+        # The user's defaults cannot change these: only the gateway may reach the server.
         user = {k: v for k, v in user.items() if k not in ours or k in settings.spark_conf}
     conf |= user
     conf[PLAIN_TEXTS[0]] = PLAIN_TEXTS[1]
@@ -195,19 +197,20 @@ def spark_conf(
 
 
 def own_conf(settings: Settings, scratch: Path) -> dict[str, str]:
-    """Return our own settings of the engine, without the driver's Java options."""
+    """Return Penstock's own settings for the engine, without the driver's Java options."""
     conf = {
         "spark.master": settings.spark_master,
         "spark.app.name": "penstock",
         "spark.driver.memory": settings.spark_driver_memory,
-        # An answer lies on the heap several times: Spark's own limit of 1g would be none.
+        # An answer is on the heap several times, so Spark's own limit of 1g would be no limit at
+        # all.
         "spark.driver.maxResultSize": str(result_bytes_max(settings.spark_driver_memory)),
-        # A task whose stack overflows fails alone; by default it would end the JVM.
+        # If the stack of a task overflows, only the task fails; by default the JVM would exit.
         "spark.executor.killOnFatalError.depth": "0",
         "spark.submit.deployMode": "client",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # The history kept for a UI that is off is memory for nothing.
+        # The UI is off, so the history kept for it only wastes memory.
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "1000",
@@ -224,14 +227,15 @@ def own_conf(settings: Settings, scratch: Path) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         f"spark.hadoop.{VERIFY_PAGES}": "true",
-        # With the default of 100 compiled classes many views evict each other's code.
+        # With the default of 100 compiled classes, many views evict each other's code.
         "spark.sql.codegen.cache.maxEntries": "4000",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
         LOCAL_RELATION_SETTING: str(ALWAYS_LOCAL_BYTES),
         "spark.sql.artifact.isolation.enabled": "false",
     }
-    # The executors of a cluster on loopback are given the driver's address: it must be one, too.
+    # The executors of a cluster on loopback get the driver's address, which must also be on
+    # loopback.
     if on_loopback(settings.spark_master):
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if settings.spark_master.startswith("local"):
@@ -240,19 +244,21 @@ def own_conf(settings: Settings, scratch: Path) -> dict[str, str]:
     return conf
 
 
-def far_partitions_max(settings: Settings) -> int:
-    """Return the bound of an exchange's partitions on a cluster; 0 if all of Spark is one JVM."""
+def cluster_partitions_max(settings: Settings) -> int:
+    """Return the maximum number of an exchange's partitions on a cluster; 0 if all of Spark is one
+    JVM."""
     return (
         0 if settings.spark_master.startswith("local") else settings.engine_shuffle_partitions_max
     )
 
 
 def connect_conf(settings: Settings) -> dict[str, str]:
-    """Return the settings of the Spark Connect server inside our own JVM, behind the gateway."""
+    """Return the settings of the Spark Connect server inside the engine's JVM, behind the
+    gateway."""
     rows_max = settings.connect_message_bytes_max + settings.connect_inline_bytes_max
     return {
         "spark.plugins": CONNECT_PLUGIN,
-        # On loopback and with a token: only the gateway is to reach it.
+        # On loopback and with a token, so that only the gateway can reach it.
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
         "spark.connect.grpc.maxInboundMessageSize": str(rows_max + _PLAN_BYTES_SPARE),
@@ -264,7 +270,8 @@ def connect_conf(settings: Settings) -> dict[str, str]:
 
 
 def result_bytes_max(memory: str) -> int:
-    """Return how large an answer may be with so much memory for the driver; see `heap_bytes`."""
+    """Return the maximum size of an answer for a driver with this much memory (see
+    `heap_bytes`)."""
     return heap_bytes(memory) // RESULT_SHARE
 
 
@@ -288,7 +295,7 @@ def open_session(conf: dict[str, str], scratch: Path) -> SparkSession:
     for name in ("local", "warehouse", "tmp"):
         (scratch / CHILD_FOLDER / name).mkdir(parents=True, exist_ok=True)
     if on_loopback(conf["spark.master"]):
-        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # before the JVM looks for another address
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # Set before the JVM looks for another address.
     spark = SparkConf(loadDefaults=False)
     for key, value in conf.items():
         spark.set(key, value)
@@ -300,35 +307,38 @@ def open_session(conf: dict[str, str], scratch: Path) -> SparkSession:
 
 
 class ThreadSessions:
-    """The sessions of one worker thread, by settings; bounded, the least recently used go first."""
+    """The sessions of one worker thread, by settings. Their number is limited; the least recently
+    used is closed first."""
 
     adapts = True
-    """True if large jobs on a cluster may be adapted while they run."""
+    """True if large jobs on a cluster may use adaptive execution."""
 
     def __init__(
         self,
         root: SparkSession,
         user: frozenset[str],
         scratch: Path,
-        far_partitions_max: int = 0,
+        cluster_partitions_max: int = 0,
     ) -> None:
-        """Take the session to open others of.
+        """Take the session from which to open others.
 
-        `user`: names of the settings that the user has chosen, which ours do not replace.
-        `far_partitions_max`: bound of the partitions of a large job's exchanges; 0: not set here.
+        `user`: the names of the settings that the user has chosen, which Penstock's own do not
+        replace. `cluster_partitions_max`: the maximum number of partitions of a large job's
+        exchanges; 0 leaves it unset.
         """
         self._root = root
-        self._far_partitions_max = far_partitions_max
+        self._cluster_partitions_max = cluster_partitions_max
         self._scratch = scratch
         self._user = user
+        # The open sessions by their settings, the least recently used first.
         self._sessions: OrderedDict[tuple[Any, ...], SessionBridge] = OrderedDict()
 
     def get(
         self, conf: Sequence[tuple[str, str]], *, small: bool, slots: SlotRows | None = None
     ) -> SessionBridge:
-        """Return a session with `conf`, made the active one of this thread.
+        """Return a session with `conf`, and make it the active one of this thread.
 
-        `slots` is for plans over slot files. Raises `QueryRejected` when Spark refuses a setting.
+        `slots`: for a plan over slot files. Raises `QueryRejected` if Spark rejects a setting.
         """
         key = (*sorted(conf), small, slots)
         made = self._sessions.pop(key, None)
@@ -341,21 +351,21 @@ class ThreadSessions:
         while len(self._sessions) > SESSIONS_PER_THREAD_MAX:
             self._sessions.popitem(last=False)[1].close()
         made.activate()
-        if not small and self._far_partitions_max:
+        if not small and self._cluster_partitions_max:
             self._follow_cores(made, frozenset(name for name, _ in conf) | self._user)
         return made
 
     def _follow_cores(self, made: SessionBridge, chosen: frozenset[str]) -> None:
-        """Have exchanges of a large job make as many partitions as the cluster has cores now:
-        executors come, and go."""
+        """Give the exchanges of a large job as many partitions as the cluster has cores now, since
+        executors come and go."""
         if PARTITIONS not in chosen:
-            count = str(min(max(2, made.cores()), self._far_partitions_max))
+            count = str(min(max(2, made.cores()), self._cluster_partitions_max))
             if made.partitions != count:
                 made.session.conf.set(PARTITIONS, count)
                 made.partitions = count
 
     def drop(self) -> None:
-        """Close all sessions; those asked for next are new."""
+        """Close all sessions; later calls of `get` open new ones."""
         while self._sessions:
             self._sessions.popitem()[1].close()
 
@@ -373,8 +383,8 @@ class ThreadSessions:
             for name, value in SMALL_STEPS.items():
                 if name not in self._user:
                     session.conf.set(name, value)
-        elif self.adapts and self._far_partitions_max and ADAPTIVE not in self._user:
-            # Over the network a better plan, and fewer partitions than cores, save more than it
+        elif self.adapts and self._cluster_partitions_max and ADAPTIVE not in self._user:
+            # Over the network, a better plan and fewer partitions than cores save more than it
             # costs to find them.
             session.conf.set(ADAPTIVE, "true")
         for name, value in conf:

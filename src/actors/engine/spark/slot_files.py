@@ -1,12 +1,12 @@
-"""Slot files: Arrow files whose paths never change, rewritten for every step.
+"""Slot files: Arrow files with constant paths that are rewritten for every step.
 
-Spark keeps a scan's file listing for as long as a plan lives. A plan can be executed again on other
-rows if the files of those names hold them: each is an Arrow stream of one batch, and
-`SlotFileFormat.java` reads it whole, whatever length the listing says. This module knows nothing of
-Spark.
+Spark keeps the file listing of a scan for as long as a plan exists. A plan can be executed again on
+other rows if files with the same names contain them: each is an Arrow stream of one batch, and
+`SlotFileFormat.java` reads all of it, whatever length the listing says. This module does not depend
+on Spark.
 
-A set of slots has one user at a time: `SlotSet.use` refuses a second. A use that fails, however it
-does, makes an end of the set: its files are removed, not rewritten.
+A set of slots has one user at a time: `SlotSet.use` refuses a second one. A use that fails in any
+way ends the set: its files are removed and never rewritten.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ import pyarrow as pa
 
 
 class SlotOverflow(Exception):
-    """Raised when the rows need more than the slot's capacity."""
+    """Raised if the rows need more than the capacity of the slot."""
 
 
 class SlotBusy(Exception):
-    """Raised when the set is in use, or was abandoned."""
+    """Raised if the set is in use, or was abandoned."""
 
 
 def positional(schema: pa.Schema) -> pa.Schema:
     """Return the same columns, named by position and all nullable."""
-    # Users' names, equal but for their case or odd in other ways, are no names of files' columns.
+    # Users' names may differ only in case or be unusual in other ways, so they cannot name columns
+    # of files.
     return pa.schema([pa.field(f"c{index}", field.type) for index, field in enumerate(schema)])
 
 
@@ -40,39 +41,43 @@ def write(path: Path, table: pa.Table, capacity: int) -> None:
     """Write these rows to the file `path`.
 
     Raises:
-        SlotOverflow: They need more than `capacity` bytes. The file is unchanged.
-        OSError: The file is of no use.
+        SlotOverflow: The rows need more than `capacity` bytes. The file is unchanged.
+        OSError: The file is unusable.
     """
     sink = pa.BufferOutputStream()
-    # One batch, of no rows if need be: a file cut short is then an error.
+    # A single batch, even if it has no rows, so that a truncated file is an error.
     whole = [column.combine_chunks() for column in table.columns]
     with pa.ipc.new_stream(sink, table.schema) as out:
         out.write_batch(pa.RecordBatch.from_arrays(whole, schema=table.schema))
     data = sink.getvalue()
     if data.size > capacity:
-        raise SlotOverflow(f"{data.size} bytes; a slot holds {capacity}")
+        raise SlotOverflow(f"{data.size} bytes, more than the capacity of a slot ({capacity})")
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(handle, "wb") as file:
         file.write(data)
 
 
 KEPT_BYTES_MAX: Final = 256 * 1024
-"""Rows of this size or more are removed from their file after each use: plans are many."""
+"""Rows of at least this size are removed from their file after each use, since there are many
+plans."""
 
 
 class SlotSet:
-    """The slots of one plan: a file for each name, in a folder of its own.
+    """The slots of one plan: a file for each name, in a folder of their own.
 
-    `schemas` are full and `positional`; `narrow` leaves out what no scan reads.
+    `schemas`: complete and `positional`; `narrow` removes what no scan reads.
     """
 
     def __init__(self, folder: Path, schemas: Mapping[str, pa.Schema], capacity: int) -> None:
-        """Make the folder and files without rows. Raises an `OSError`."""
+        """Create the folder, and files without rows. Raises `OSError`."""
         self.capacity = capacity
         self._folder = folder
+        # Columns of each slot, and the positions of those that are kept; `narrow` reduces them.
         self._schemas = dict(schemas)
         self._columns = {name: list(range(len(kinds))) for name, kinds in schemas.items()}
+        # Held by the current user of the set.
         self._user = threading.Lock()
+        # True once the set was abandoned or a use has failed.
         self._gone = False
         folder.mkdir(parents=True)
         try:
@@ -88,18 +93,18 @@ class SlotSet:
         return frozenset(self._schemas)
 
     def path(self, name: str) -> Path:
-        """Return the file of a slot."""
+        """Return the path of a slot's file."""
         return self._folder / f"{name}.arrow"
 
     @property
     def answer(self) -> Path:
-        """Return the file by which a use gets the plan's answer."""
+        """Return the path of the file through which a use gets the plan's answer."""
         return self._folder / "answer"
 
     def narrow(self, columns: Mapping[str, Sequence[int]]) -> None:
-        """Keep these slots only, and of their columns only those at these positions.
+        """Keep only these slots, and of their columns only those at these positions.
 
-        A slot without any keeps its last column, which tells how many rows there are.
+        A slot for which no position is given keeps its last column, which tells the number of rows.
         """
         for name in self.names - set(columns):
             self.path(name).unlink(missing_ok=True)
@@ -110,12 +115,12 @@ class SlotSet:
 
     @contextmanager
     def use(self, tables: Mapping[str, pa.Table]) -> Iterator[None]:
-        """Fill every slot and keep it so while the context is open; slots without a table get no
-        rows.
+        """Fill every slot and keep it filled while the context is open. Slots without a table get
+        no rows.
 
-        Tables have all columns of the slot, by whatever names, in order and of its types. Raises
-        `SlotBusy` while another use goes on, and what `write` raises. Any failure but
-        `SlotOverflow`, of the caller's too, makes an end of the set.
+        Tables have all columns of the slot, under any names, in the same order and with the same
+        types. Raises `SlotBusy` during another use, and what `write` raises. Any failure except
+        `SlotOverflow`, including one of the caller's, ends the set.
         """
         if not self._user.acquire(blocking=False):
             raise SlotBusy("the slots are in use")
@@ -128,15 +133,15 @@ class SlotSet:
                     rows = schema.empty_table() if table is None else table
                     columns = self._columns[name]
                     kept = rows.select(columns).rename_columns([f"c{at}" for at in columns])
-                    # Rewriting in place is safe: uses do not overlap and every earlier one ended
-                    # well, so that no task of an earlier job is left to read.
+                    # Rewriting in place is safe: uses do not overlap and every earlier one
+                    # succeeded, so no task of an earlier job is still reading.
                     write(self.path(name), kept, self.capacity)
                 yield
                 self._shrink(tables)
-            except SlotOverflow:  # before any reader has seen the files: the set stays sound
+            except SlotOverflow:  # No reader has seen the files yet, so the set stays usable.
                 raise
             except BaseException:
-                # A task of the failed job may still read the files.
+                # A task of the failed job may still be reading the files.
                 self._gone = True
                 raise
         finally:
@@ -145,14 +150,14 @@ class SlotSet:
             self._user.release()
 
     def _shrink(self, tables: Mapping[str, pa.Table]) -> None:
-        """Remove many rows from their files."""
+        """Remove large rows from their files."""
         for name, schema in self._schemas.items():
             if name in tables and tables[name].nbytes >= KEPT_BYTES_MAX:
                 columns = [schema.field(at) for at in self._columns[name]]
                 write(self.path(name), pa.schema(columns).empty_table(), self.capacity)
 
     def abandon(self) -> None:
-        """Remove the files: now, or when their user is done."""
+        """Remove the files: now, or when their user has finished."""
         self._gone = True
         if self._user.acquire(blocking=False):
             try:

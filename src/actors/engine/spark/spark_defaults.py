@@ -1,6 +1,5 @@
-"""Reads the user's `spark-defaults.conf`, in the service: its variables say where Spark's
-configuration is, and the engine's own process does without them.
-"""
+"""Reads the user's `spark-defaults.conf`, in the service, whose environment tells where Spark's
+configuration is. The engine's own process does not get these variables."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ _LINE: Final = re.compile(r"([^\s=:#!][^\s=:]*)(?:\s*[=:\s]\s*(.*))?")
 
 
 def read_defaults(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of `SPARK_CONF_DIR` or `SPARK_HOME/conf`; none if there is no file.
+    """Return the settings in `SPARK_CONF_DIR` or `SPARK_HOME/conf`; {} if there is no file.
 
-    Raises `EngineUnavailable` when the file cannot be read.
+    Raises `EngineUnavailable` if the file cannot be read.
     """
     folder = environment.get("SPARK_CONF_DIR", "")
     if not folder and environment.get("SPARK_HOME"):
@@ -32,13 +31,13 @@ def read_defaults(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise EngineUnavailable(
-            f"Spark's settings in {path} cannot be read: {error}; mend the file, or unset"
+            f"cannot read Spark's settings in {path}: {error}; fix the file, or unset"
             " SPARK_CONF_DIR and SPARK_HOME for this service"
         ) from None
 
 
 def parse_defaults(text: str) -> dict[str, str]:
-    """Return the settings of a file's text, which is one of Java's properties.
+    """Return the settings in the text of a Java properties file.
 
     >>> parse_defaults("# ours\\nspark.executor.memory 4g\\nspark.a=b c\\nother.key 1\\n")
     {'spark.executor.memory': '4g', 'spark.a': 'b c'}
@@ -46,7 +45,7 @@ def parse_defaults(text: str) -> dict[str, str]:
     found = {}
     for line in re.sub(r"\\\r?\n\s*", "", text).splitlines():
         given = _LINE.fullmatch(line.strip())
-        # Spark passes over all other names, too.
+        # Spark also ignores all other names.
         if given is not None and given[1].startswith("spark."):
             found[given[1]] = re.sub(r"\\(.)", r"\1", (given[2] or "").strip())
     return found

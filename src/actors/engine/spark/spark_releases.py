@@ -1,10 +1,11 @@
-"""The releases of Spark that the service runs on, and all in which they differ for it.
+"""The releases of Spark that the service supports, and all differences between them that matter.
 
-The sources beside this file are written for the newest release. Where an older one has another
-name or another signature, `adapt_source` changes the text. What PySpark lacks is asked of the
-PySpark that is there, never concluded from its number.
+The sources next to this file are written for the newest release. If an older release has another
+name or signature, `adapt_source` changes the text. What PySpark provides is determined by looking
+at it, never from its version number.
 
-The service reads this file too, and starts no Spark: PySpark is imported in functions alone.
+The service reads this file too, without starting Spark, so PySpark is imported only inside
+functions.
 """
 
 from __future__ import annotations
@@ -21,52 +22,54 @@ import msgspec
 from actors.runtime.errors import EngineUnavailable
 
 RELEASES: Final = ((4, 0), (4, 1), (4, 2), (4, 3))
-"""The releases that `make matrix` tries, the oldest first."""
+"""The releases that `make matrix` tests, the oldest first."""
 OLDEST: Final = RELEASES[0]
 NEWEST: Final = RELEASES[-1]
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 
 
 _JAVA_MAX: Final = (((4, 0), 23),)
-"""The last Java that releases up to one run on: Java 24 lost what Hadoop asked for the user."""
+"""The last Java version that releases up to a given one run on. Java 24 removed what Hadoop used to
+determine the user."""
 
 
 class SourceDifference(msgspec.Struct, frozen=True):
-    """A text of ours that means the same in other words to older releases."""
+    """A piece of Penstock's sources that has to be written differently for older releases."""
 
     until: tuple[int, int]
-    """The last release that has it otherwise."""
+    """The last release that needs `theirs`."""
     ours: str
-    """The text for the releases after that."""
+    """The text for later releases."""
     theirs: str
-    """The text for releases up to that."""
+    """The text for releases up to `until`."""
 
 
 DIFFERENCES: Final = (
-    # A third flag came with 4.3: it keeps relations that nothing refers to.
+    # 4.3 added a third flag, which keeps relations that nothing refers to.
     SourceDifference((4, 2), "new InlineCTE(true, false, false)", "new InlineCTE(true, false)"),
     SourceDifference((4, 2), "InlineCTE(true,false,false)", "InlineCTE(true,false)"),
 )
-"""Every difference of a text of ours, in the order in which they are applied."""
+"""All such differences, in the order in which they are applied."""
 _CLASS: Final = '{"class":"org.apache.spark.sql.catalyst.expressions.'
 FORMER_CLASSES: Final = (
-    # Renamed when TIME got an addition of its own.
+    # Renamed when the type TIME got an addition of its own.
     SourceDifference((4, 0), f'{_CLASS}TimestampAddInterval"', f'{_CLASS}TimeAdd"'),
 )
-"""Expressions of Catalyst that had another name and the same fields, as a dumped plan has them."""
+"""Expressions of Catalyst that had another name and the same fields, as they occur in a dumped
+plan."""
 
 
 def release_of(version: str) -> tuple[int, int]:
     """Return the release of a version: its first two numbers.
 
-    Raises `EngineUnavailable` for a text that is no version.
+    Raises `EngineUnavailable` for a text that is not a version.
 
     >>> release_of("4.2.1"), release_of("4.3.0-SNAPSHOT")
     ((4, 2), (4, 3))
     """
     found = _VERSION.match(version)
     if found is None:
-        raise EngineUnavailable(f"{version!r} is no version of Spark")
+        raise EngineUnavailable(f"invalid version of Spark {version!r}: expected a form like 4.1.0")
     return int(found[1]), int(found[2])
 
 
@@ -81,25 +84,25 @@ def installed_version() -> str:
 
 
 def check_release(version: str) -> None:
-    """Refuse a PySpark that the service was not tried with. Raises `EngineUnavailable`.
+    """Check that PySpark is of a supported release. Raises `EngineUnavailable` if it is not.
 
     >>> check_release("4.2.1")
     >>> check_release("3.5.9")
     Traceback (most recent call last):
     ...
-    actors.runtime.errors.EngineUnavailable: PySpark 3.5.9 is installed, and the service runs on \
+    actors.runtime.errors.EngineUnavailable: PySpark 3.5.9 is not supported: the service runs on \
 Spark 4.0 \
 to 4.3: pip install 'pyspark==4.3.*'
     """
     if not OLDEST <= release_of(version) <= NEWEST:
         raise EngineUnavailable(
-            f"PySpark {version} is installed, and the service runs on Spark {_text(OLDEST)} to "
+            f"PySpark {version} is not supported: the service runs on Spark {_text(OLDEST)} to "
             f"{_text(NEWEST)}: pip install 'pyspark=={_text(NEWEST)}.*'"
         )
 
 
 def java_version_max(version: str) -> int | None:
-    """Return the last Java that a version of Spark runs on; None: any that is known.
+    """Return the last Java version that a version of Spark runs on; None if there is no limit.
 
     >>> java_version_max("4.0.5"), java_version_max("4.1.4")
     (23, None)
@@ -109,34 +112,33 @@ def java_version_max(version: str) -> int | None:
 
 
 def check_server(place: str, server: str, installed: str) -> None:
-    """Refuse a Spark Connect server of another release than the PySpark that reads its plans.
+    """Check that a Spark Connect server is of the same release as the PySpark that reads its plans.
 
-    Raises `EngineUnavailable`.
+    Raises `EngineUnavailable` if it is not.
 
     >>> check_server("a:15002", "4.1.2", "4.1.4")
     >>> check_server("a:15002", "4.1.2", "4.3.0")
     Traceback (most recent call last):
     ...
     actors.runtime.errors.EngineUnavailable: the Spark Connect server at a:15002 is Spark 4.1.2, \
-and \
-PySpark 4.3.0 is installed here, to which views may mean something else: \
+but PySpark 4.3.0 is installed here, and views may mean something else to it: \
 pip install 'pyspark==4.1.*'
     """
     if release_of(server) == release_of(installed):
         return
     told = (
-        f"the Spark Connect server at {place} is Spark {server}, and PySpark {installed} is "
-        "installed here, to which views may mean something else: "
+        f"the Spark Connect server at {place} is Spark {server}, but PySpark {installed} is"
+        " installed here, and views may mean something else to it: "
     )
     if OLDEST <= release_of(server) <= NEWEST:
         raise EngineUnavailable(f"{told}pip install 'pyspark=={_text(release_of(server))}.*'")
     raise EngineUnavailable(
-        f"{told}the service runs on Spark {_text(OLDEST)} to {_text(NEWEST)}: take such a server"
+        f"{told}the service runs on Spark {_text(OLDEST)} to {_text(NEWEST)}: use such a server"
     )
 
 
 def adapt_source(text: str, version: str) -> str:
-    """Return a source of ours, or a rule's name, as a release of Spark has it.
+    """Return one of Penstock's sources, or the name of a rule, in the form for a release of Spark.
 
     >>> adapt_source("new InlineCTE(true, false, false).apply(plan)", "4.1.0")
     'new InlineCTE(true, false).apply(plan)'
@@ -149,7 +151,7 @@ def adapt_source(text: str, version: str) -> str:
 
 
 def newest_names(dumped: str, version: str) -> str:
-    """Return the dump of a plan with the names that the newest release has for its expressions.
+    """Return the dump of a plan with the newest release's names for its expressions.
 
     >>> newest_names(f'[{_CLASS}TimeAdd","num-children":2}}]', "4.0.5") == (
     ...     f'[{_CLASS}TimestampAddInterval","num-children":2}}]'
@@ -158,7 +160,8 @@ def newest_names(dumped: str, version: str) -> str:
     """
     release = release_of(version)
     for each in FORMER_CLASSES:
-        # Quotes of a literal are escaped in a dump: what is found is no text of the query.
+        # The quotes in a literal are escaped in a dump, so a match is never part of the query's
+        # text.
         if release <= each.until:
             dumped = dumped.replace(each.theirs, each.ours)
     return dumped
@@ -168,29 +171,29 @@ def newest_names(dumped: str, version: str) -> str:
 
 
 def tree_text(plan: Any, version: str) -> str:
-    """Return a physical plan as a text, a node a line, each with its number."""
-    # Whether the columns are shown, since 4.1.
+    """Return a physical plan as text, one node per line, each with its number."""
+    # Since 4.1: whether to show the columns.
     more = () if release_of(version) <= (4, 0) else (False,)
     return str(plan.treeString(False, False, 0, True, *more))
 
 
 def arrow_schema(kinds: Any, columns: Any, zone: str, version: str) -> Any:
-    """Return Spark's columns as a schema of Arrow for Java. `kinds`: the object `ArrowUtils`."""
-    # Whether texts may be larger than 2 GB, without a default before 4.2.
+    """Return Spark's columns as an Arrow schema for Java. `kinds`: the object `ArrowUtils`."""
+    # Whether texts may be larger than 2 GB; it has no default before 4.2.
     more = (False,) if release_of(version) <= (4, 1) else ()
     return kinds.toArrowSchema(columns, zone, False, *more)
 
 
-# -- PySpark: what an older one lacks, or calls otherwise ------------------------------------------
+# -- what older releases of PySpark lack or name differently ---------------------------------------
 
 
 class _NoLimit:
-    """Stands for a class of PySpark's that a release lacks: nothing is an instance of it."""
+    """Stands for a class that a release of PySpark lacks: nothing is an instance of it."""
 
 
 def shape_options() -> dict[str, str]:
-    """Return the options with which `to_arrow_schema` gives the columns that Spark accepts of a
-    data source: timestamps in UTC, which is the default before 4.2."""
+    """Return the options with which `to_arrow_schema` gives columns that Spark accepts from a data
+    source: timestamps in UTC, which is the default before 4.2."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     known = inspect.signature(to_arrow_schema).parameters
@@ -198,8 +201,9 @@ def shape_options() -> dict[str, str]:
 
 
 def stream_limits() -> Any:
-    """Return the classes by which Spark bounds a batch of a stream (since 4.2): `ReadAllAvailable`,
-    `ReadMaxRows` and `SupportsTriggerAvailableNow`. `known`: whether this PySpark has them."""
+    """Return the classes with which Spark limits a batch of a stream (since 4.2):
+    `ReadAllAvailable`, `ReadMaxRows` and `SupportsTriggerAvailableNow`. `known`: whether this
+    PySpark has them."""
     try:
         from pyspark.sql.streaming import datasource
     except ImportError:
@@ -234,21 +238,21 @@ def pipeline_messages() -> Any:
 
 
 def is_given(message: Any, field: str) -> bool:
-    """Return whether a message of Spark Connect has a field that older releases do not know."""
+    """Return whether a message of Spark Connect has a field that older releases do not have."""
     return field in message.DESCRIPTOR.fields_by_name and bool(message.HasField(field))
 
 
 def chunks_of_batch(batch: Any) -> int:
-    """Return in how many answers a batch of rows comes: in one before 4.1."""
+    """Return the number of answers in which a batch of rows arrives; always one before 4.1."""
     return max(1, getattr(batch, "num_chunks_in_batch", 1))
 
 
 def limit_calls(client: Any, seconds: float, release_seconds: float) -> None:
-    """Bound the time of a Connect client's calls that are no jobs."""
+    """Limit the duration of a Connect client's calls that are not jobs."""
     try:
         from pyspark.sql.connect.client.core import RpcDeadlines
     except ImportError:
-        # Before 4.3 a client waits for ever: its calls are given the time one by one.
+        # Before 4.3 a client waits forever, so a timeout is set for each of its calls.
         stub = client._stub
         for name, most in (
             ("Config", seconds),
@@ -256,7 +260,7 @@ def limit_calls(client: Any, seconds: float, release_seconds: float) -> None:
             ("ReleaseSession", release_seconds),
         ):
             call = getattr(stub, name)
-            # A client may be asked twice.
+            # The function may be called twice for the same client.
             bare = call.func if isinstance(call, partial) else call
             setattr(stub, name, partial(bare, timeout=most))
         return
@@ -266,33 +270,33 @@ def limit_calls(client: Any, seconds: float, release_seconds: float) -> None:
 
 
 def retries_exhausted(error: BaseException) -> bool:
-    """Return whether a Connect client has tried a call too often, and does not say why.
+    """Return whether a Connect client has retried a call too often, and does not say why it failed.
 
-    Before 4.3 it may raise a mark of its own; later ones raise what the last try met.
+    Before 4.3 it may raise an error of its own; later releases raise the error of the last attempt.
     """
     return type(error).__name__ in ("RetriesExceeded", "RetryException")
 
 
 def another_session(session: Any) -> Any:
-    """Return a new session of a Connect session's server, with settings of its own."""
+    """Return a new session on the server of a Connect session, with its own settings."""
     if hasattr(session, "newSession"):
         return session.newSession()
-    # Before 4.3 a session opens no other one; its address opens as many as one likes.
+    # Before 4.3 a session cannot open another one, but its address can be used to open any number.
     return type(session)(session.client._builder, session.client._user_id)
 
 
 def send_rows_ahead(session: Any, rows: Any, chunk_rows: int, chunk_bytes: int) -> Any:
-    """Send the rows of a relation to a Connect server, which keeps them until the session ends;
-    return the relation that names them there."""
+    """Send the rows of a relation to a Connect server, which keeps them until the session ends.
+    Return the relation that refers to them there."""
     limits = (chunk_rows, chunk_bytes, chunk_bytes)
     kept = session._cache_local_relation
     wanted = kept.__code__.co_argcount - 2
     if wanted == 0:
-        # Before 4.1 rows go in one piece, and come back as their name.
+        # Before 4.1 rows are sent in one piece, and the answer is their name.
         from pyspark.sql.connect.plan import CachedLocalRelation
 
         return CachedLocalRelation(kept(rows))
-    # 4.2 has a bound of the whole relation, too, which is ours to set.
+    # 4.2 also has a limit for the whole relation, which the caller has to set.
     return kept(rows, *(limits if wanted == len(limits) else (1 << 62, *limits)))
 
 

@@ -1,8 +1,8 @@
-"""Checks what statements of roles without administrators' rights would reach, before they are run.
+"""Checks what statements of roles without administrators' rights would access, before they are run.
 
-A statement is looked at as it is parsed, when nothing outside of it has been looked for and nothing
-computed, and again as it is analysed (`StatementInspector.java`). Needs a session whose plans can
-be seen: `actors.engine.spark.remote_analysis` asks our own JVM for a server behind Spark Connect.
+A statement is checked once it is parsed, before any name is looked up and anything is computed, and
+again once it is analysed (`StatementInspector.java`). This needs a session whose plans are visible;
+for a server behind Spark Connect, `actors.engine.spark.remote_analysis` asks the engine's own JVM.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class _Inspected(msgspec.Struct):
-    """The inspector's answer; see `StatementParsed`."""
+    """The inspector's answer (see `StatementParsed`)."""
 
     relations: tuple[tuple[str, ...], ...]
     functions: tuple[str, ...]
@@ -42,14 +42,14 @@ class _Inspected(msgspec.Struct):
 
 @lru_cache(maxsize=8)
 def _permitting(inspector: Any) -> Any:
-    """Return the inspector when it knows what is permitted."""
-    # Once for a JVM: the lists are some twenty kilobytes.
+    """Return the inspector, after telling it what is permitted."""
+    # Once per JVM, since the lists have about twenty kilobytes.
     inspector.permit(*map(" ".join, (FUNCTIONS, TABLE_FUNCTIONS, NODES, REFUSED_OPTIONS)))
     return inspector
 
 
 def parse_statement(bridge: ClassicBridge, job: ParseText) -> StatementParsed:
-    """Return what a text names. Raises Spark's own error for one that it cannot parse."""
+    """Return what a text names. Raises Spark's own error if it cannot be parsed."""
     inspector = _permitting(bridge.java("StatementInspector"))
     ask = inspector.expression if job.expression else inspector.statement
     found = msgspec.json.decode(ask(bridge.engine, job.sql), type=_Inspected)
@@ -57,22 +57,22 @@ def parse_statement(bridge: ClassicBridge, job: ParseText) -> StatementParsed:
 
 
 def check_parsed(found: StatementParsed, sql: str, tables: Collection[str]) -> str:
-    """Check what a query names, if it is only to use what everybody may, over tables of these
+    """Check what a query names, if it may use only what everyone may use, over tables with these
     names.
 
     Returns:
-        The first name of a relation that is none of them, as Spark writes it; empty if there is
-        none.
+        The first name of a relation that is not one of the tables, as Spark writes it; "" if there
+        is none.
 
     Raises:
-        AccessDenied: for what only administrators may use.
-        QueryRejected: for a command.
+        AccessDenied: It uses something that is reserved for administrators.
+        QueryRejected: It is a command.
     """
     if found.command:
         raise QueryRejected(command_refusal(found.command, sql))
     if found.refused:
         raise AccessDenied(refusal_of(found.kind, found.refused))
-    # Where a session compares names exactly, Spark itself does not find one in another case.
+    # In a session that compares names exactly, Spark itself does not find a name in another case.
     known = {name.lower() for name in tables}
     for parts in found.relations:
         if len(parts) > 1 or parts[0].lower() not in known:
@@ -81,7 +81,7 @@ def check_parsed(found: StatementParsed, sql: str, tables: Collection[str]) -> s
 
 
 def check_analysed(bridge: ClassicBridge, found: DataFrame) -> None:
-    """Raise `AccessDenied` for an analysed query that uses more than everybody may."""
+    """Raise `AccessDenied` for an analysed query that uses more than everyone may use."""
     inspector = _permitting(bridge.java("StatementInspector"))
     plan = found._jdf.queryExecution().analyzed()
     answer = msgspec.json.decode(inspector.plan(plan), type=_Inspected)
@@ -90,5 +90,5 @@ def check_analysed(bridge: ClassicBridge, found: DataFrame) -> None:
 
 
 def command_refusal(command: str, sql: str) -> str:
-    """Return the text of the error for a command where a query is wanted."""
-    return f"a view is a query; this is a command ({command}): {sql.strip()[:200]}"
+    """Return the error text for a command where a query is expected."""
+    return f"expected a query, found a command ({command}): {sql.strip()[:200]}"

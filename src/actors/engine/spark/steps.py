@@ -1,13 +1,13 @@
 """Runs the steps of delta plans.
 
-`run_step` renders strata as one statement (`actors.engine.spark.translate`), or in pieces where one
-plan would be too large (`actors.model.plan.plan_splitting`), gives Spark the rows as views, and
-collects the answer; a large one that is wanted as files goes into files
+`run_step` renders strata as one statement (`actors.engine.spark.translate`), or in pieces if a
+single plan would be too large (`actors.model.plan.plan_splitting`), gives Spark the rows as views,
+and collects the answer. A large answer that is wanted as files is written to files
 (`actors.engine.spark.answer_files`).
 
-Steps without a file left to Spark run from a plan built once wherever that can be
-(`actors.engine.spark.prepared_steps`); else those of few bytes (`engine_inline_bytes_max`) run in
-one partition.
+Steps in which Spark reads no files run from a plan that was built before, if possible
+(`actors.engine.spark.prepared_steps`). Other steps with few bytes (`engine_inline_bytes_max`) run
+in one partition.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from actors.engine.spark.failures import describe
 from actors.engine.spark.fragments import consolidated
 from actors.engine.spark.prepared_plan import PreparedPlan
 from actors.engine.spark.prepared_steps import PreparedRequest, PreparedSteps
-from actors.engine.spark.rows import LoadedRows, all_ones, done, frame, load
+from actors.engine.spark.rows import LoadedRows, all_ones, frame, load, rows_done
 from actors.engine.spark.session import ThreadSessions
 from actors.engine.spark.subtraction import subtract_old_contents
 from actors.engine.spark.translate import PlanTranslator, SessionRelation, leaves
@@ -72,21 +72,22 @@ from actors.runtime.errors import DefiniteError, InvalidUsage, JobTooLarge, Oper
 from actors.runtime.threshold_probes import COLLECTED, PLAN_NODES
 
 STATEMENT_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Length of one SQL text; a job with a larger one is refused and never sent."""
+"""Maximum length of an SQL text; a job with a longer one is refused and never sent."""
 NESTING_MAX: Final = 1_000
-"""Brackets within brackets in an SQL text: over several thousand Spark's parser works for minutes
-before its stack overflows. Refused in the same way."""
+"""Maximum nesting of brackets in an SQL text. With several thousand levels, Spark's parser works
+for minutes before its stack overflows. A job with a deeper text is refused as well."""
 TREE_NODES_MAX: Final = 100_000
-"""Nodes of the plan that Spark makes of a view's text; a view that has more is recomputed."""
+"""Maximum number of nodes of the plan that Spark makes from a view's text; a view with more is
+recomputed."""
 
-# Otherwise the optimizer computes constants of no row at all, and filters below a GROUP BY of rows
-# whose diffs are not summed up yet. The price: filters run behind joins and groupings.
+# Otherwise the optimizer computes constants without any row, and filters below a GROUP BY on rows
+# whose diffs are not summed up yet. The price is that filters run after joins and groupings.
 _ROW_BY_ROW: Final = (
     "spark.sql.optimizer.excludedRules",
     "org.apache.spark.sql.catalyst.optimizer.ConstantFolding,"
     "org.apache.spark.sql.catalyst.optimizer.PushDownPredicates",
 )
-"""Setting with which no expression is computed before its rows are there."""
+"""Setting that prevents expressions from being computed before their rows are ready."""
 _UNSUMMED: Final = "__unsummed"
 _BRACKETS: Final = re.compile(r"""[()]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL)
 KEPT_BYTES: Final = 1 << 40
@@ -94,7 +95,7 @@ KEPT_BYTES: Final = 1 << 40
 
 
 def nesting_of(text: str) -> int:
-    """Return how deeply the brackets of an SQL text are nested; those in quotes are none."""
+    """Return the nesting depth of the brackets in an SQL text, ignoring those in quotes."""
     depth = most = 0
     for found in _BRACKETS.findall(text):
         depth += {"(": 1, ")": -1}.get(found, 0)
@@ -105,34 +106,40 @@ def nesting_of(text: str) -> int:
 class ThreadSlot(msgspec.Struct):
     """A worker thread's sessions and limits, and the state of its current job."""
 
+    # The sessions of this thread.
     sessions: ThreadSessions
     steps: PreparedSteps
-    """Prepared steps of all threads."""
+    """The prepared steps of all threads."""
+    # Folder for answers.
     out: Path
+    # Maximum size of an answer that is sent inline, and of inputs that run in one partition.
     inline_bytes_max: int
+    # Size of inputs above which an answer may be written to files.
     collected_bytes_max: int
     files_here: bool
-    """True if this process sees the files that Spark writes."""
+    """True if files that Spark writes are visible to this process."""
+    # Maximum number of nodes of one plan; a larger step runs in pieces.
     plan_nodes_max: int
     parts: BucketParts
-    """Parts of buckets, as all threads read them."""
+    """Access to parts in buckets, shared by all threads."""
     canceled: threading.Event
     """Set when the current job is canceled."""
     group: str = ""
     """Spark's job group of the current job."""
+    # Spark's scheduler pool of this thread.
     pool: str = ""
     frequent: bool = False
     """True if a plan of its own would pay for the current step."""
     waited_ms: float = 0.0
-    """Time that the current step has waited for others."""
+    """Time that the current step has waited for other steps."""
 
     def waited(self, ms: float) -> None:
-        """Add to the time that the current step has waited for others."""
+        """Add to the time that the current step has waited for other steps."""
         self.waited_ms += ms
 
     def check(self) -> None:
-        """Raise `OperationCanceled` when the job was canceled. Called before each longer
-        stretch."""
+        """Raise `OperationCanceled` if the job was canceled. Called before each longer
+        operation."""
         if self.canceled.is_set():
             raise OperationCanceled("canceled on request")
 
@@ -143,11 +150,13 @@ class ThreadSlot(msgspec.Struct):
             raise JobTooLarge(f"its SQL text has {size} bytes, more than {STATEMENT_BYTES_MAX}")
         depth = nesting_of(text) if text.count("(") > NESTING_MAX else 0
         if depth > NESTING_MAX:
-            raise JobTooLarge(f"its SQL text is nested {depth} deep, more than {NESTING_MAX}")
+            raise JobTooLarge(
+                f"its SQL text is nested {depth} levels deep, more than {NESTING_MAX}"
+            )
 
 
 def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone:
-    """Run strata `first` to `last`. Raises our errors or Spark's own."""
+    """Run strata `first` to `last`. Raises errors of Penstock or of Spark."""
     _check_range(prepared.plan, job)
     loaded = _loaded(slot, prepared, job)
     old = tuple(load(rows, slot.parts, slot.inline_bytes_max) for rows in job.old)
@@ -156,9 +165,9 @@ def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone
     except Exception as error:
         if not job.at_once or describe(error)[0] != DefiniteError.__name__:
             raise
-    # The row that raised may be retracted in another part, or by an anti join; or no row raised but
-    # the optimizer, which computes what an outer join's NULLs lead to. So the step runs once more,
-    # over summed rows alone, row by row.
+    # The row that raised the error may be retracted in another part, or by an anti join; or no row
+    # raised it but the optimizer, which computes what the NULLs of an outer join lead to. So the
+    # step runs again, over rows that are summed first, row by row.
     plan = aggregate_below_unions(prepared.plan)
     plan = msgspec.structs.replace(plan, conf=(*plan.conf, _ROW_BY_ROW))
     bridge = slot.sessions.get(plan.conf, small=False)
@@ -167,9 +176,9 @@ def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone
 
 
 def _summed(bridge: SessionBridge, loaded: LoadedRows) -> LoadedRows:
-    """Return the rows with the diffs of equal ones summed up, whatever their times."""
+    """Return the rows with the diffs of equal rows summed up, whatever their times."""
     schema = loaded.rows.schema
-    if not loaded.left:
+    if not loaded.is_left_to_spark:
         times = pa.repeat(pa.scalar(0, pa.int64()), loaded.table.num_rows)
         table = consolidate(set_column(loaded.table, TIME, times))
         return msgspec.structs.replace(loaded, table=table)
@@ -195,11 +204,11 @@ def _run_strata(
     small = is_small(slot, [*loaded.values(), *old])
     filled = frozenset(name for name, rows in loaded.items() if not rows.empty) - {INTERVAL}
     first, last = prepared.bounds(job.first, job.last)
-    # All inputs are empty: no Spark job is needed.
+    # All inputs are empty, so no Spark job is needed.
     if job.lo > 0 and not filled:
         bridge = slot.sessions.get(plan.conf, small=small)
         table = empty_updates(prepared.stratum(bridge, last))
-        return done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
+        return rows_done(job.job_id, table, slot.out, slot.inline_bytes_max, 0.0)
     *earlier, chosen = prepared.pieces(
         first, last, filled, slot.plan_nodes_max, fresh=job.lo == 0, optimistic=job.optimistic
     )
@@ -212,14 +221,14 @@ def _run_strata(
     root = prepared.strata[last]
     work = _work(slot, prepared, job, chosen, loaded, _peel(root))
     work = msgspec.structs.replace(work, old=old)
-    # A plan that is there beats a job even for rows that a job would divide.
+    # An existing plan is faster than a job, even for rows that a job would divide into partitions.
     made = _run_ahead(slot, work) if not small and not earlier else None
-    # Consolidated on the collected Arrow, which spares Spark an aggregation and keeps the same bits
-    # as the statement of a large step does.
+    # Consolidated in the collected Arrow data, which saves Spark an aggregation and keeps the same
+    # bits as the statement of a large step.
     peeled = (small or made is not None) and isinstance(root, ConsolidateRows)
     if made is None:
-        # First contents in files or objects are not consolidated: their readers do that, a part at
-        # a time. A difference is consolidated when it is taken.
+        # First contents in files or objects are not consolidated: their readers do that, one part
+        # at a time. A difference is consolidated when it is computed.
         bare = job.at_once and (job.into_files or job.into_bucket)
         if not (peeled or bare or old):
             work = msgspec.structs.replace(work, root=None)
@@ -236,7 +245,7 @@ def _run_strata(
         made = consolidate(made)
         elapsed = (time.perf_counter() - started) * 1000
     elapsed -= slot.waited_ms
-    answer = done(job.job_id, made, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
+    answer = rows_done(job.job_id, made, slot.out, slot.inline_bytes_max, elapsed, prepared=again)
     answer = msgspec.structs.replace(answer, wait_ms=slot.waited_ms)
     if slot.frequent and not earlier:
         changed = tuple(
@@ -250,18 +259,18 @@ def _run_strata(
 
 
 def is_small(slot: ThreadSlot, inputs: Collection[LoadedRows]) -> bool:
-    """Return whether a job over these inputs is to run in one partition."""
+    """Return whether a job over these inputs should run in one partition."""
     return _all_here(inputs) and sum(rows.bytes for rows in inputs) <= slot.inline_bytes_max
 
 
 def _all_here(inputs: Iterable[LoadedRows]) -> bool:
-    """Return whether Spark is to read no rows."""
-    return not any(rows.left or rows.frame is not None for rows in inputs)
+    """Return whether Spark reads no rows itself."""
+    return not any(rows.is_left_to_spark or rows.frame is not None for rows in inputs)
 
 
-def _run_ahead(slot: ThreadSlot, work: _Work) -> pa.Table | None:
-    """Execute a step of more rows than a small one by a prepared plan; return None where it has
-    none, or Spark is to read some of them."""
+def _run_ahead(slot: ThreadSlot, work: _StepRun) -> pa.Table | None:
+    """Execute a larger step by a prepared plan; return None if it has no such plan, or if Spark has
+    to read some of its rows."""
     if work.job.lo == 0 or work.job.at_once or not _all_here(work.loaded.values()):
         return None
     return _run_prepared(slot, work)
@@ -276,7 +285,7 @@ def _loaded(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> dict[str,
         if name not in needed:
             continue
         if rows.objects:
-            # Of parts in a bucket only the columns that the strata read are fetched.
+            # Of parts in a bucket, only the columns that the strata read are fetched.
             schema = narrow_schema(rows.schema, name, strata)
             rows = msgspec.structs.replace(rows, schema=schema)
         found[prepared.named(name)] = load(rows, slot.parts, slot.inline_bytes_max)
@@ -292,7 +301,7 @@ def _inner(
     *,
     small: bool,
 ) -> tuple[LoadedRows, bool]:
-    """Run an earlier piece; return its rows for later ones, and whether its plan was there.
+    """Run an earlier piece. Return its rows for later pieces, and whether its plan existed already.
 
     Rows of large inputs stay in Spark.
     """
@@ -319,18 +328,18 @@ def _work(
     chosen: tuple[int, ...],
     loaded: Mapping[str, LoadedRows],
     root: Node | None,
-) -> _Work:
+) -> _StepRun:
     """Return strata of a step with the rows that they read."""
     needed = {name for index in chosen for name in leaves(prepared.strata[index])}
     needed -= {InputKind.RESULT.text(index) for index in chosen}
     mine = {name: rows for name, rows in loaded.items() if name in needed}
-    # A temporal filter may make changes at several times of changes at one.
+    # From changes at one time, a temporal filter may make changes at several times.
     at_one_time = is_at_one_time(loaded) and not prepared.plan.temporal
-    return _Work(slot, prepared, job, chosen, frozenset(needed), mine, root, at_one_time)
+    return _StepRun(slot, prepared, job, chosen, frozenset(needed), mine, root, at_one_time)
 
 
-def _run(slot: ThreadSlot, work: _Work, *, small: bool) -> tuple[Any, bool]:
-    """Return the rows, or their files, and whether their plan was there already."""
+def _run(slot: ThreadSlot, work: _StepRun, *, small: bool) -> tuple[Any, bool]:
+    """Return the rows, or their files, and whether their plan existed already."""
     nothing = all(rows.empty or name == INTERVAL for name, rows in work.loaded.items())
     alone = any(emits_without_input(work.prepared.strata[index]) for index in work.chosen)
     if work.job.lo > 0 and nothing and not alone:
@@ -341,7 +350,7 @@ def _run(slot: ThreadSlot, work: _Work, *, small: bool) -> tuple[Any, bool]:
         if made is not None:
             return made, True
     bridge = slot.sessions.get(work.prepared.plan.conf, small=small)
-    return _run_anew(slot, bridge, work, small=small), False
+    return _run_unprepared(slot, bridge, work, small=small), False
 
 
 class WrittenObjects(msgspec.Struct, frozen=True):
@@ -350,8 +359,8 @@ class WrittenObjects(msgspec.Struct, frozen=True):
     objects: tuple[ObjectDone, ...]
 
 
-class _Work(msgspec.Struct, frozen=True):
-    """A step, or a piece of one, with its rows. `root` replaces the last stratum's node."""
+class _StepRun(msgspec.Struct, frozen=True):
+    """A step, or a piece of one, with its rows. `root` replaces the node of the last stratum."""
 
     slot: ThreadSlot
     prepared: PreparedPlan
@@ -362,7 +371,7 @@ class _Work(msgspec.Struct, frozen=True):
     root: Node | None
     one_time: bool
     old: tuple[LoadedRows, ...] = ()
-    """Contents to subtract, one for each delta."""
+    """The contents to subtract, one for each delta."""
 
     def statement(
         self,
@@ -372,7 +381,7 @@ class _Work(msgspec.Struct, frozen=True):
         *,
         small: bool,
     ) -> tuple[str, Mapping[str, int]]:
-        """Return the text, and how often its plan has each relation."""
+        """Return the statement, and how often its plan contains each relation."""
 
         def types(node: Node) -> Mapping[str, str]:
             return self.prepared.types(bridge, node)
@@ -409,7 +418,7 @@ class _Work(msgspec.Struct, frozen=True):
         time = job.hi - 1 if job.at_once else None
         folders, deltas = list(job.into_bucket), list(plan.deltas)
         if job.optimistic and not job.at_once:
-            # Their objects tell that there are such rows; nobody adopts them.
+            # Their objects only show that such rows exist; no shard adopts them.
             folders.append(folders[0])
             deltas.append(msgspec.structs.replace(deltas[0], bit=plan.seldom_bit))
         return WrittenObjects(self.slot.parts.write(found, folders, time, deltas))
@@ -420,7 +429,7 @@ def rehearse(slot: ThreadSlot, prepared: PreparedPlan, job: RehearseSteps) -> Pl
     for run in job.runs:
         slot.check()
         _check_range(prepared.plan, run)
-        # A plan of all changes may be too large where those of one are not.
+        # A plan for all changes may be too large even if plans for single changes are not.
         if not _rehearse(slot, prepared, job, run) and len(run.changed) > 1:
             for name in run.changed:
                 _rehearse(slot, prepared, job, msgspec.structs.replace(run, changed=(name,)))
@@ -438,7 +447,7 @@ def _rehearse(slot: ThreadSlot, prepared: PreparedPlan, job: RehearseSteps, run:
         first, last, changed, slot.plan_nodes_max, fresh=False, optimistic=run.optimistic
     )
     if earlier:
-        return False  # what a later piece gets is known when the earlier ones have run
+        return False  # What a later piece reads is known only once the earlier ones have run.
     root = prepared.strata[last]
     bare = _peel(root) if isinstance(root, ConsolidateRows) else None
     work = _work(slot, prepared, step, chosen, {}, bare)
@@ -463,8 +472,8 @@ def _needed(plan: DeltaPlan, job: RunStep) -> frozenset[str]:
     return frozenset({name for node in nodes for name in leaves(node)} - made)
 
 
-def _run_prepared(slot: ThreadSlot, work: _Work) -> pa.Table | None:
-    """Execute the step's plan again; return None when it has none and can have none."""
+def _run_prepared(slot: ThreadSlot, work: _StepRun) -> pa.Table | None:
+    """Execute the step's plan again; return None if it has none and can have none."""
     bridge = slot.sessions.get(work.prepared.plan.conf, small=True)
     request = _request(slot, bridge, work)
     made = slot.steps.run(request)
@@ -472,13 +481,13 @@ def _run_prepared(slot: ThreadSlot, work: _Work) -> pa.Table | None:
     return made
 
 
-def _request(slot: ThreadSlot, bridge: SessionBridge, work: _Work) -> PreparedRequest:
+def _request(slot: ThreadSlot, bridge: SessionBridge, work: _StepRun) -> PreparedRequest:
     prepared, job = work.prepared, work.job
     if prepared.forget is None:
         prepared.forget = weakref.finalize(prepared, slot.steps.forget, prepared.serial)
     strata = prepared.plan.strata[job.first : job.last + 1]
     schemas = {name: prepared.input_schema(bridge, name) for name in work.needed}
-    # Given inputs came with the columns that the whole step reads, and no others.
+    # The given inputs have exactly the columns that the whole step reads.
     for given in _needed(prepared.plan, job):
         name = prepared.named(given)
         if name in schemas:
@@ -501,24 +510,26 @@ def _request(slot: ThreadSlot, bridge: SessionBridge, work: _Work) -> PreparedRe
     )
 
 
-def _run_anew(
-    slot: ThreadSlot, bridge: SessionBridge, work: _Work, *, small: bool
+def _run_unprepared(
+    slot: ThreadSlot, bridge: SessionBridge, work: _StepRun, *, small: bool
 ) -> pa.Table | tuple[FileDone, ...] | WrittenObjects:
-    """Plan the step and execute it. A large answer comes as objects or files where the job wants it
-    so, and is else read back from files."""
+    """Plan the step and execute it. A large answer is returned as objects or files if the job
+    allows that, and else read back from files."""
     job = work.job
     time = job.hi - 1 if job.at_once else None
     with _planned(slot, bridge, work, small=small) as found:
-        apart = slot.files_here or bool(job.into_bucket)
-        if small or not (apart and work.large(slot.collected_bytes_max)):
+        elsewhere = slot.files_here or bool(job.into_bucket)
+        if small or not (elsewhere and work.large(slot.collected_bytes_max)):
             try:
                 made = _collected(slot, bridge, work, found)
                 return made if time is None else _at(made, time)
             except Exception as error:
-                if not apart or not too_large(error):
+                if not elsewhere or not too_large(error):
                     raise
-                print(f"{job.job_id} goes into files: {error}"[:300], file=sys.stderr, flush=True)
-        # A large answer must never lie on the driver's heap.
+                print(
+                    f"{job.job_id} is written to files: {error}"[:300], file=sys.stderr, flush=True
+                )
+        # A large answer must never be on the driver's heap.
         if job.into_bucket:
             return work.written(found)
         files = write_files(found, time, slot.out)
@@ -529,15 +540,17 @@ def _at(made: pa.Table, time: int) -> pa.Table:
     return set_column(made, TIME, pa.repeat(pa.scalar(time, pa.int64()), made.num_rows))
 
 
-def _collected(slot: ThreadSlot, bridge: SessionBridge, work: _Work, found: DataFrame) -> pa.Table:
-    """Return the answer's rows. Raises `AnswerTooLarge` where they can go into files and are more
-    than was thought."""
+def _collected(
+    slot: ThreadSlot, bridge: SessionBridge, work: _StepRun, found: DataFrame
+) -> pa.Table:
+    """Return the rows of the answer. Raises `AnswerTooLarge` if they can be written to files and
+    are more than expected."""
     if not (slot.files_here or work.job.into_bucket):
         return bridge.collect(found, lambda: work.wanted(bridge))
-    # Few rows that all match make many, and Spark looks at the bytes of an answer only when it has
-    # made all of it.
+    # A few rows that all match each other make many, and Spark checks the size of an answer only
+    # once it has made all of it.
     rows_max = answer_rows_max(found.schema, slot.collected_bytes_max)
-    # The plan may be checked meanwhile: by the end its types are known.
+    # The plan may be checked in the meantime; its types are known by the end.
     made = bridge.collect(found.limit(rows_max + 1), lambda: work.wanted(bridge))
     if COLLECTED.crossed(made.num_rows > rows_max):
         raise AnswerTooLarge(rows_max)
@@ -546,9 +559,9 @@ def _collected(slot: ThreadSlot, bridge: SessionBridge, work: _Work, found: Data
 
 @contextmanager
 def _planned(
-    slot: ThreadSlot, bridge: SessionBridge, work: _Work, *, small: bool
+    slot: ThreadSlot, bridge: SessionBridge, work: _StepRun, *, small: bool
 ) -> Iterator[DataFrame]:
-    """Yield the step's query, which is valid while the context is open."""
+    """Yield the query of the step, which is valid while the context is open."""
     job = work.job
     relations: dict[str, SessionRelation] = {}
     read = {}
@@ -559,11 +572,12 @@ def _planned(
             relations[name] = SessionRelation(schema)
         else:
             view = f"__{name}"
-            # Asked of files only: there it spares a column and the products with it.
-            ones = rows.left and job.at_once and all_ones(rows)
+            # Checked only for files, for which it saves a column and the products with it.
+            ones = rows.is_left_to_spark and job.at_once and all_ones(rows)
             relations[name] = SessionRelation(rows.rows.schema, view, rows.bytes, ones)
             read[view] = rows
-    # A step at one time is computed at time 0: the same text, hence the same classes, each time.
+    # A step at one time is computed at time 0, so that its text, and hence the compiled classes,
+    # are always the same.
     interval = (0, 1) if job.at_once else (job.lo, job.hi)
     text, uses = work.statement(bridge, relations, interval, small=small)
     slot.check()
@@ -579,11 +593,11 @@ def _planned(
 
 
 def is_at_one_time(loaded: Mapping[str, LoadedRows]) -> bool:
-    """Return whether all changes (not the state) surely are at one time."""
+    """Return whether all changes (not the state) are certain to be at one time."""
     times: set[int] = set()
     for name, rows in loaded.items():
         if InputName.parse(name).holds_changes and not rows.empty:
-            if rows.left or rows.frame is not None:
+            if rows.is_left_to_spark or rows.frame is not None:
                 return False
             found = pc.min_max(rows.table[TIME])
             times |= {found["min"].as_py(), found["max"].as_py()}

@@ -1,13 +1,13 @@
-"""Contents of stored updates as a frame: each row as often as its diffs sum up to.
+"""The contents of stored updates as a frame: each row as often as the sum of its diffs.
 
-Only retractions make sums necessary. Where the statistics of all files say that there is none, the
-rows are the contents as they are. Else a row that no retraction has the key of is one, too, and
-only the others are grouped:
+Sums are needed only because of retractions. If the statistics of all files say that there are none,
+the rows are the contents. Otherwise the same holds for each row whose key is not that of a
+retraction, and only the others are grouped:
 
-    touched  = the keys of retracted rows (broadcast where they are few)
+    touched  = the keys of retracted rows (broadcast if they are few)
     contents = rows LEFT ANTI JOIN touched  UNION ALL  sums of (rows LEFT SEMI JOIN touched)
 
-The key is the table's, or all columns. Where keys cannot be joined, all rows are grouped.
+The key is that of the table, or all columns. If the keys cannot be joined, all rows are grouped.
 """
 
 from __future__ import annotations
@@ -37,29 +37,30 @@ BROADCAST_BYTES_MAX: Final = 64 << 20
 
 
 class _Split(NamedTuple):
-    """Stored rows, and those among them that may retract; `ones`: no positive diff is above 1."""
+    """Stored rows, and those among them that may be retractions. `ones`: no positive diff is above
+    1."""
 
     retracting: LoadedRows
     ones: bool
 
 
 def contents_frame(
-    stack: ExitStack, bridge: SessionBridge, loaded: LoadedRows, view: str, *, apart: bool
+    stack: ExitStack, bridge: SessionBridge, loaded: LoadedRows, view: str, *, sum_first: bool
 ) -> DataFrame:
     """Return the contents. Views that the frame needs are named after `view`, and stay until the
-    stack is closed. `apart`: nothing is computed of a row that a retraction removes."""
+    stack is closed. `sum_first`: nothing may be computed from a row that a retraction removes."""
     schema, rows = loaded.rows.schema, frame(bridge, loaded)
     split = _split(loaded)
     if split is None:
-        return _summed(stack, bridge, rows, schema, view, apart=apart)
+        return _summed(stack, bridge, rows, schema, view, sum_first=sum_first)
     if split.retracting.empty:
-        # Later rows of the files are cut off by a filter, which another must not go before.
+        # A filter cuts off later rows of the files, and no other filter may run before it.
         return _repeated(
-            rows, schema, ones=split.ones, apart=apart and loaded.rows.upper < NO_UPPER
+            rows, schema, ones=split.ones, sum_first=sum_first and loaded.rows.upper < NO_UPPER
         )
     names = schema.key or schema.names
     if not _can_join(schema, names):
-        return _summed(stack, bridge, rows, schema, view, apart=apart)
+        return _summed(stack, bridge, rows, schema, view, sum_first=sum_first)
     keys = [f"{quote(name)} AS __key{number}" for number, name in enumerate(names)]
     gone = frame(bridge, split.retracting).where(f"{DIFF} < 0")
     touched = gone.selectExpr(*keys).distinct()
@@ -70,14 +71,16 @@ def contents_frame(
         _joined(stack, bridge, rows, touched, equal, f"{view}_kept", anti=True),
         schema,
         ones=split.ones,
-        apart=apart,
+        sum_first=sum_first,
     )
     changed = _joined(stack, bridge, rows, touched, equal, f"{view}_changed", anti=False)
-    return kept.unionByName(_summed(stack, bridge, changed, schema, f"{view}_summed", apart=apart))
+    return kept.unionByName(
+        _summed(stack, bridge, changed, schema, f"{view}_summed", sum_first=sum_first)
+    )
 
 
 def _split(loaded: LoadedRows) -> _Split | None:
-    """Return which of the rows may retract; None if a file does not tell."""
+    """Return which of the rows may be retractions; None if a file does not tell."""
     bounds = {path: diff_bounds(path) for path in loaded.files}
     known = [each for each in bounds.values() if each is not None]
     if loaded.frame is not None or len(known) < len(bounds):
@@ -96,7 +99,7 @@ def _split(loaded: LoadedRows) -> _Split | None:
 
 
 def _can_join(schema: TableSchema, names: tuple[str, ...]) -> bool:
-    """Return whether rows can be joined by these columns: maps cannot."""
+    """Return whether rows can be joined by these columns, which excludes maps."""
     kinds = types_of(schema)
     return not any("map<" in kinds[name].lower() for name in names)
 
@@ -119,10 +122,10 @@ def _joined(
     )
 
 
-def _repeated(rows: DataFrame, schema: TableSchema, *, ones: bool, apart: bool) -> DataFrame:
-    """Return rows without retractions, each as often as its diff says."""
-    if apart:
-        # True of each; as it is not deterministic, Spark moves no filter below.
+def _repeated(rows: DataFrame, schema: TableSchema, *, ones: bool, sum_first: bool) -> DataFrame:
+    """Return rows without retractions, each repeated according to its diff."""
+    if sum_first:
+        # This is true for every row. As it is not deterministic, Spark moves no filter below it.
         rows = rows.where(f"rand(0) < abs({DIFF})")
     names = list(map(quote, schema.names))
     if ones:
@@ -137,12 +140,17 @@ def _summed(
     schema: TableSchema,
     view: str,
     *,
-    apart: bool,
+    sum_first: bool,
 ) -> DataFrame:
-    """Return rows whose diffs sum to more than zero, each repeated by that sum."""
+    """Return the rows whose diffs sum to more than zero, each repeated that many times."""
     stack.enter_context(bridge.views({view: rows}))
     exact = exact_keys(types_of(schema))
     text = consolidated(
-        f"SELECT * FROM {quote(view)}", schema.names, exact, by_time=False, keep="> 0", apart=apart
+        f"SELECT * FROM {quote(view)}",
+        schema.names,
+        exact,
+        by_time=False,
+        keep="> 0",
+        sum_first=sum_first,
     )
-    return _repeated(bridge.sql(text), schema, ones=False, apart=False)
+    return _repeated(bridge.sql(text), schema, ones=False, sum_first=False)

@@ -1,8 +1,8 @@
-"""Subtracts old contents from the rows that a query made, in Spark.
+"""Subtracts old contents from the rows of a query, in Spark.
 
-A table that carries several deltas (`DeltaPlan`) has a row for all deltas that it belongs to; what
-is subtracted belongs to one. So each row is first repeated for each of its deltas, with NULL in the
-columns of the others, and equal rows are those of one delta.
+A table that carries several deltas (`DeltaPlan`) has one row for all deltas that the row belongs
+to, but old contents belong to a single delta. So each row is first repeated for each of its deltas,
+with NULL in the columns of the others; then equal rows belong to the same delta.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def subtract_old_contents(
     """Yield `new` minus `old`, consolidated, at time 0; valid while the context is open.
 
     Args:
-        new: The columns of all deltas, ``__to`` if there are several, and ``__diff``.
-        old: Contents, one for each delta, with its own columns; times do not matter.
-        deltas: Where the columns of each delta are in `new`.
+        new: The columns of all deltas, ``__to`` if there are several deltas, and ``__diff``.
+        old: The contents for each delta, with its own columns; their times are ignored.
+        deltas: The columns of each delta in `new`.
     """
     given = {
         f"__old{number}": (rows, delta)
@@ -51,7 +51,7 @@ def subtract_old_contents(
     if len(deltas) > 1:
         columns.append(TableColumn(TO, "int"))
     schema = TableSchema(tuple(columns))
-    # One grouping for all deltas reads the new rows once; they may be costly to make.
+    # A single grouping for all deltas reads the new rows only once; they may be costly to compute.
     rows = [
         _repeated(deltas),
         *(_negated(name, delta, schema) for name, (_, delta) in given.items()),
@@ -66,7 +66,7 @@ def subtract_old_contents(
 
 
 def _repeated(deltas: Sequence[DeltaColumns]) -> str:
-    """Return the new rows, each once for each of its deltas.
+    """Return the new rows, each repeated for each of its deltas.
 
     >>> from actors.model.plan.schema import TableColumn, TableSchema
     >>> one = TableSchema((TableColumn("k", "int"),))
@@ -92,7 +92,8 @@ WHERE (__to & __bit) <> 0
 
 
 def _negated(view: str, delta: DeltaColumns, schema: TableSchema) -> str:
-    """Return the rows of a view of one delta's contents, negated, in the columns of all deltas."""
+    """Return the rows of a view with the contents of one delta, negated, in the columns of all
+    deltas."""
     own = dict(zip(delta.names, map(quote, delta.schema.names), strict=True))
     own[TO] = str(delta.bit)
     items = [own.get(name, "NULL") for name in schema.names]

@@ -1,12 +1,13 @@
-"""Delta plans as Spark SQL text: one statement for the strata that a step runs.
+"""Translates delta plans to Spark SQL: one statement for the strata that a step runs.
 
 `PlanTranslator.statement` renders strata that run together over named relations. Every relation has
-its columns, then ``__time`` and ``__diff``. The translator runs nothing and knows no session; the
-types of a node's columns, which only Spark knows, come from the `types` it is given.
+its columns, then ``__time`` and ``__diff``. The translator runs nothing and needs no session;
+`types` gives it the types of a node's columns, which only Spark knows.
 
-Groups and rows compare null-safe, by GROUP BY and window partitions; joins use the plan's own
-``=``. Small steps run in one partition, joins included, so that no exchange is planned at all: one
-Spark stage. Large ones are left to Spark, with hints to broadcast what is known to be small.
+Groups and rows are compared null-safe, by GROUP BY and window partitions; joins use the ``=`` of
+the plan. Small steps run in one partition, joins included, so no exchange is planned: they have a
+single Spark stage. Large steps are left to Spark, with hints to broadcast what is known to be
+small.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ from actors.model.plan.schema import DIFF, TIME, quote
 from actors.runtime.errors import InvalidUsage
 
 BROADCAST_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Bytes of the smaller side of a large step's join that is broadcast; else Spark chooses."""
+"""Maximum size of the smaller side of a large step's join that is broadcast; above it, Spark
+decides."""
 
 __all__ = [
     "PlanTranslator",
@@ -76,15 +78,15 @@ _RELATION: Final = re.compile(rf"\b(?:__\w+|{InputKind.RESULT}\d+)\b")
 
 
 def relation_uses(bodies: Sequence[tuple[str, str]]) -> Counter[str]:
-    """Return how often Spark's plan has each relation, or more.
+    """Return an upper bound of how often Spark's plan contains each relation.
 
-    `bodies` are the names and texts of the table expressions, in their order, and the query.
+    `bodies`: the names and texts of the table expressions, in order, and the query.
 
     >>> relation_uses([("r0", "__d0 JOIN __d0"), ("r1", "r0 UNION r0, __s1"), ("", "r1, r0")])
     Counter({'__d0': 6, 'r0': 3, 'r1': 1, '__s1': 1})
     """
     uses: Counter[str] = Counter()
-    # Spark writes out a table expression wherever it is named.
+    # Spark inlines a table expression at each use.
     for name, text in reversed(bodies):
         times = uses[name] if name else 1
         for named, count in Counter(_RELATION.findall(text)).items():
@@ -94,8 +96,8 @@ def relation_uses(bodies: Sequence[tuple[str, str]]) -> Counter[str]:
 
 class PlanTranslator(GroupRendering, LimitRendering):
     """Renders nodes of one plan over given relations. `small`: one partition, no exchange.
-    `one_time`: all changes are at one time. `at_once`: they are, with nothing before them, and the
-    text has them at time 0."""
+    `one_time`: all changes are at one time. `at_once`: likewise, and there is nothing before them;
+    the text has them at time 0."""
 
     def __init__(
         self,
@@ -113,17 +115,19 @@ class PlanTranslator(GroupRendering, LimitRendering):
         self._small = small
         self._at_once = at_once
         self._one_time = one_time or at_once
+        # The strata of the current statement that are rendered as table expressions, by name.
         self._strata: dict[str, Node] = {}
 
     def statement(
         self, strata: Sequence[Node], chosen: Sequence[int], root: Node | None = None
     ) -> str:
-        """Return the statement for the `chosen` strata; its rows are the last one's output. The
-        others are relations, where they are named.
+        """Return the statement for the `chosen` strata, whose rows are the output of the last one.
+        All other strata are relations if they are named.
 
-        `root` replaces the last one's node.
+        `root` replaces the node of the last stratum.
         """
-        # One text is one call into the JVM and one analysis; frames made node by node take dozens.
+        # One text is one call into the JVM and one analysis; frames made node by node would take
+        # dozens.
         self._strata = {InputKind.RESULT.text(index): node for index, node in enumerate(strata)}
         *before, last = chosen
         bodies = {InputKind.RESULT.text(index): self.text(strata[index]) for index in before}
@@ -134,7 +138,7 @@ class PlanTranslator(GroupRendering, LimitRendering):
         return prefix + whole
 
     uses: Mapping[str, int] = {}
-    """Number of times that the last statement's plan has each relation (see `relation_uses`)."""
+    """How often the plan of the last statement contains each relation (see `relation_uses`)."""
 
     def text(self, node: Node) -> str:
         """Return the SELECT that makes a node's updates."""
@@ -183,13 +187,13 @@ class PlanTranslator(GroupRendering, LimitRendering):
         return f"SELECT {', '.join(items)} {from_rows(self.text(below))}"
 
     def _hint(self, *hints: str) -> str:
-        # One partition: Spark then plans no exchange.
+        # With one partition, Spark plans no exchange.
         wanted = ["COALESCE(1)", *hints] if self._small else list(hints)
         return f"/*+ {', '.join(wanted)} */ " if wanted else ""
 
     def _input(self, node: NamedInput) -> str:
         relation = self._relations.get(node.name)
-        if relation is None:  # made by an earlier stratum of this statement, whose node it is
+        if relation is None:  # Made by an earlier stratum of this statement, whose node it is.
             names = ", ".join([*map(quote, node.columns), TIME, DIFF])
             return f"SELECT {names} FROM {node.name}"
         kinds = {column.name: column.type for column in relation.schema.columns}
@@ -231,8 +235,8 @@ class PlanTranslator(GroupRendering, LimitRendering):
         return rows if node.factor == "-1" else f"SELECT * {from_rows(rows)} WHERE {DIFF} <> 0"
 
     def _row_lifetimes(self, node: RowLifetimes) -> str:
-        """Return each update at the time when its row begins to count, and its retraction at the
-        end."""
+        """Return each update at the time when its row enters, and its retraction at the time when
+        it leaves."""
         begins, ends = quote(node.begins), quote(node.ends)
         names = [*map(quote, columns_of(node)), TIME, DIFF]
         rows = (
@@ -241,7 +245,8 @@ class PlanTranslator(GroupRendering, LimitRendering):
         )
         hint = self._hint("SHUFFLE_REPLICATE_NL(__r)") if self._small else "/*+ BROADCAST(__r) */ "
         if self._at_once:
-            # From scratch all rows are at the last time of the interval: a row is there, or is not.
+            # From scratch, all rows are at the last time of the interval: a row is either present
+            # or not.
             tests = [f"{begins} < __hi"] if node.begins else []
             tests += [f"{ends} >= __hi"] if node.ends else []
             return f"SELECT {hint}{', '.join(names)}\n{rows} WHERE {' AND '.join(tests)}"
@@ -273,7 +278,7 @@ class PlanTranslator(GroupRendering, LimitRendering):
         return f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(rows)} {view}"
 
     def _match(self, node: MatchState) -> str:
-        """Return a join of states as SQL has it."""
+        """Return a join of states with SQL's own semantics."""
         join = {"left": "LEFT", "full": "FULL OUTER", "semi": "LEFT SEMI", "anti": "LEFT ANTI"}
         names = [quote(name) for name in columns_of(node)]
         right = [quote(name) for name in columns_of(node.right)]
@@ -287,8 +292,8 @@ class PlanTranslator(GroupRendering, LimitRendering):
         if self._small and not tests and node.kind in ("semi", "anti"):
             return self._gated(node.left, node.right, (), closes=node.kind == "anti")
         if self._small and not node.equal:
-            # Always true: with an equality rows are hashed, without one they are broadcast. (Of
-            # ``<=>`` with a column that is always NULL Spark leaves a test of the other side.)
+            # Always true: with an equality, rows are hashed; without one, they are broadcast. (For
+            # ``<=>`` with a column that is always NULL, Spark leaves a test of the other side.)
             tests.append(f"pmod(__l.{DIFF}, 1L) = pmod(__r.__rdiff, 1L)")
         hints = self._hint(*(["SHUFFLE_HASH(__r)"] if self._small else []))
         left_rows = self._state(node.left) if node.kind == "full" else self.text(node.left)
@@ -301,7 +306,7 @@ class PlanTranslator(GroupRendering, LimitRendering):
 
     def _state(self, node: Node) -> str:
         """Return the rows of a state, each once with its weight."""
-        # Small states were consolidated by their lookup; large ones come as they were written.
+        # Small states were consolidated by their lookup; large ones are as they were written.
         if self._small:
             return self.text(node)
         names = columns_of(node)
@@ -319,7 +324,7 @@ class PlanTranslator(GroupRendering, LimitRendering):
         return [f"BROADCAST({'__l' if left <= right else '__r'})"]
 
     def _bytes(self, node: Node) -> int:
-        """Return the bytes of all inputs below a node."""
+        """Return the size of all inputs below a node."""
         total = 0
         for name in leaves(node):
             relation = self._relations.get(name)
@@ -327,7 +332,7 @@ class PlanTranslator(GroupRendering, LimitRendering):
         return total
 
     def _union(self, node: UnionRows) -> str:
-        # Terms without rows are left out here: Spark would analyse them only to drop them.
+        # Terms without rows are left out here, since Spark would analyse them only to drop them.
         filled = [child for child in node.inputs if not self._empty(child)] or node.inputs[:1]
         padded = any(self._padding(child) for child in filled)
         kinds = self._types(node.inputs[0]) if padded else {}
@@ -338,7 +343,7 @@ class PlanTranslator(GroupRendering, LimitRendering):
         return f"SELECT {self._hint()}* {from_rows(both)}"
 
     def _branch(self, names: Sequence[str], child: Node, kinds: Mapping[str, str]) -> str:
-        """Return one input of a union; bare NULLs get their column's type."""
+        """Return one input of a union; bare NULLs get the type of their column."""
         if kinds and isinstance(child, SelectColumns) and self._padding(child):
             child = SelectColumns(
                 child.input,
@@ -357,7 +362,7 @@ class PlanTranslator(GroupRendering, LimitRendering):
         )
 
     def _empty(self, node: Node) -> bool:
-        """Return whether a node surely makes no row."""
+        """Return whether it is certain that a node makes no rows."""
         match node:
             case NamedInput():
                 relation = self._relations.get(node.name)

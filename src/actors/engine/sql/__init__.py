@@ -1,1 +1,2 @@
-"""SQL as users write it: the lexer, the statements' grammar, and PostgreSQL's dialect. Pure."""
+"""The SQL that users write: the lexer, the grammar of statements, and PostgreSQL's dialect.
+Pure."""

@@ -1,7 +1,7 @@
-"""The names that PostgreSQL gives to columns of a SELECT without an alias.
+"""The names that PostgreSQL gives to the columns of a SELECT without aliases.
 
-Spark calls them by their text, ``count(1)``; a client of PostgreSQL's asks for ``count``. An
-expression of another form than those that are known here keeps the name that Spark gives it. Pure.
+Spark names such a column by its text, ``count(1)``; clients of PostgreSQL expect ``count``. An
+expression of a form that is not listed here keeps Spark's name. Pure.
 
 >>> from actors.engine.sql.tokens import SqlDialect, lex_text
 >>> lexed = lex_text("SELECT count(*), a, 1 + b, c::int, d e", SqlDialect.POSTGRES)
@@ -32,7 +32,7 @@ _SPARK_ENDS: Final = {
     "SORT": "BY",
     "MINUS": "SELECT",
 }
-"""Words of Spark's that end a list together with the next one, and are names without it."""
+"""Words of Spark's that end a select list if the paired word follows, and are names otherwise."""
 _OPERATOR_WORDS: Final = frozenset(
     ["AND", "OR", "NOT", "IS", "LIKE", "ILIKE", "IN", "BETWEEN", "DIV", "SIMILAR"]
 )
@@ -46,7 +46,7 @@ _GENERATOR_NAMES: Final = (
     "transform variant_explode variant_explode_outer"
 )
 _GENERATORS: Final = frozenset(_GENERATOR_NAMES.split())
-"""Functions that may make several columns, which one name does not fit."""
+"""Functions that may return several columns, which a single name does not fit."""
 _TYPES: Final = {
     "binary": "bytea",
     "boolean": "bool",
@@ -60,19 +60,20 @@ _TYPES: Final = {
     "char": "bpchar",
     "decimal": "numeric",
 }
-"""PostgreSQL's names of types, by Spark's."""
+"""PostgreSQL's type names, by Spark's."""
 
 
 def missing_names(lexed: LexedText) -> dict[int, str]:
-    """Return the names of the columns in all select lists of a text that have none of their own, by
-    the place behind each column's last token."""
+    """Return the names of the columns without an alias, in all select lists of a text. Each is
+    keyed by the place after the column's last token."""
     if not any(token.word == "SELECT" for token in lexed.tokens):
         return {}
     return dict(_SelectLists(lexed).missing())
 
 
 class _SelectLists:
-    """Reads the columns of select lists; each is the tokens ``[first, last)``."""
+    """Finds the columns of the select lists of a text, each as tokens ``[first, last)``, and their
+    names."""
 
     def __init__(self, lexed: LexedText) -> None:
         self._lexed = lexed
@@ -80,7 +81,7 @@ class _SelectLists:
         self._partners = lexed.partners
 
     def missing(self) -> Iterator[tuple[int, str]]:
-        """Yield (place behind a column, its name)."""
+        """Yield the place after each column without an alias, and the column's name."""
         for place, token in enumerate(self._tokens):
             if token.word == "SELECT" and not self._is_part(place):
                 for first, last in self._columns(place):
@@ -116,15 +117,16 @@ class _SelectLists:
         if word == "FROM" and self._word(place - 1) == "DISTINCT":
             return self._word(place - 2) not in ("IS", "NOT")
         if word == "WINDOW":
-            return self._word(place + 2) == "AS"  # else Spark's function
+            return self._word(place + 2) == "AS"  # Otherwise it is Spark's function.
         if word == "GROUP" and self._word(place - 1) == "WITHIN":
-            return self._word(place + 1) != "("  # else of a call
+            return self._word(place + 1) != "("  # Otherwise it is a call.
         return word in _ENDS or (word in _SPARK_ENDS and self._word(place + 1) == _SPARK_ENDS[word])
 
     # -- names -------------------------------------------------------------------------------
 
     def _own_name(self, first: int, last: int) -> str:
-        """Return the name of a column without an alias; "" if it has one, or none is known."""
+        """Return the name of a column without an alias; "" if it has an alias or its name is not
+        known."""
         if first >= last or self._tokens[last - 1].text in ("*", ","):
             return ""
         if any(self._tokens[at].word == "AS" for at in self._lexed.outer(first, last)):
@@ -133,8 +135,8 @@ class _SelectLists:
         return name
 
     def _named(self, first: int, last: int) -> tuple[str, bool]:
-        """Return the name of an expression, and whether it is that of a column or a function, which
-        a cast around it keeps; "" if none is known."""
+        """Return the name of an expression, "" if it is not known. Also return whether it is the
+        name of a column or a function, which a cast around it keeps."""
         token = self._tokens[first]
         if token.text == "(" and self._partners[first] == last - 1:
             return self._bracketed(first + 1, last - 1)
@@ -164,7 +166,7 @@ class _SelectLists:
             return "", False
         name, _ = self._named(begin, end)
         if not name and self._tokens[end - 1].kind in ("word", "name"):
-            name = self._value(end - 1)  # an alias without AS
+            name = self._value(end - 1)  # An alias without AS.
         return name, bool(name)
 
     def _value(self, place: int) -> str:
@@ -172,7 +174,8 @@ class _SelectLists:
         return token.name if token.kind == "name" else token.text.lower()
 
     def _behind_chain(self, first: int) -> int:
-        """Return the place behind ``a.b.c``; `first` if no name stands there."""
+        """Return the place after the name ``a.b.c`` that starts at `first`; `first` if no name
+        starts there."""
         at = first
         while at < len(self._tokens) and self._tokens[at].kind in ("word", "name"):
             if self._word(at + 1) != ".":
@@ -194,7 +197,8 @@ class _SelectLists:
         return self._value(last - 1), True
 
     def _behind_call(self, first: int) -> int:
-        """Return the place behind a function's call, with FILTER and OVER; 0 if none is there."""
+        """Return the place after a function call, including FILTER and OVER; 0 if there is no
+        call."""
         at = self._behind_chain(first)
         if at == first or self._word(at) != "(" or self._word(at - 1) in NOT_CALLED - {"EXISTS"}:
             return 0
@@ -212,7 +216,7 @@ class _SelectLists:
     def _call(self, first: int, last: int) -> tuple[str, bool]:
         opened = self._behind_chain(first)
         name = self._value(opened - 1)
-        # Spark names each of their columns by itself.
+        # Spark names each of their columns itself.
         if name in _GENERATORS:
             return "", False
         if name == "cast" and opened == first + 1:
@@ -229,7 +233,7 @@ class _SelectLists:
         if not casts or self._has_operator(first, casts[-1]):
             return None
         if self._type_at(casts[-1] + 1, last) is None:
-            return None  # a cast of a part
+            return None  # The cast covers only a part of the expression.
         return self._cast_name(first, casts[-1], casts[-1] + 1, last)
 
     def _cast_name(
@@ -250,11 +254,11 @@ class _SelectLists:
         return kind if end in (None, reader.place) else None
 
     def _typed(self, first: int, last: int) -> tuple[str, bool] | None:
-        """Return the name of ``DATE '…'``."""
+        """Return the name of ``DATE '…'``, if the tokens are of this form."""
         if last != first + 2 or self._tokens[last - 1].kind != "text":
             return None
         kind = self._type_at(first, last - 1)
-        # It counts as a cast of a text, which is called by its type.
+        # PostgreSQL treats it as a cast of a text, which takes the name of the type.
         return None if kind is None else (_type_name(kind), False)
 
     def _closes_case(self, first: int) -> int:
@@ -284,7 +288,7 @@ class _SelectLists:
         return False
 
     def _operator(self, first: int, last: int) -> tuple[str, bool]:
-        """Return that an operation has no name, if no alias stands behind it."""
+        """Return "?column?" for an operation, "" if an alias follows it."""
         end = self._tokens[last - 1]
         if not self._has_operator(first, last) or (end.kind == "sign" and end.text not in ")]"):
             return "", False
@@ -299,11 +303,10 @@ class _SelectLists:
 
 
 def _type_name(kind: WrittenType) -> str:
-    """Return PostgreSQL's name of a type; of an array that of its elements.
+    """Return PostgreSQL's name of a type; for an array, the name of its element type.
 
     >>> _type_name(WrittenType("array<int>", "integer", False))
     'int4'
     """
-    # PostgreSQL calls an array by its elements here.
     base = kind.spark.replace("array<", "").rstrip(">").partition("(")[0]
     return kind.name if base == "string" else _TYPES.get(base, base)

@@ -1,8 +1,8 @@
 r"""Queries of PostgreSQL's dialect, rewritten for Spark token by token.
 
-Only what the two lexers and the names of types tell apart is rewritten: quotes, escapes, comments,
-parameters, casts. Functions and operators mean what they mean to Spark. Positions in the new text
-lead back to the old one, so that an error of Spark's points at what the user wrote. Pure.
+Only what differs in the lexers and in the names of types is rewritten: quotes, escapes, comments,
+parameters and casts. Functions and operators keep Spark's meaning. Positions in the new text map
+back to the original, so an error from Spark points at what the user wrote. Pure.
 
 >>> from actors.engine.sql.tokens import lex_text
 >>> def written(text, *parameters):
@@ -53,7 +53,8 @@ _TYPED_LITERALS: Final = frozenset(
 )
 _BYTES: Final = re.compile(r"\\x(?:[0-9a-fA-F]{2})*")
 TypedReader: TypeAlias = Callable[[str, WrittenType], str]
-"""Returns a text that is cast to a type as a literal; "" if Spark reads it as it should."""
+"""Returns a text that is cast to a type as a literal of that type; "" if Spark already reads the
+text correctly."""
 _BYTEA: Final = WrittenType("binary", "bytea", limited=False)
 _DATABASE: Final = "penstock"
 _SCHEMA: Final = "public"
@@ -63,7 +64,8 @@ _ONE_TOKEN: Final = frozenset({"number", "text", "word"})
 
 
 class TextEdit(msgspec.Struct, frozen=True, gc=False):
-    """A replaced part: `[start, end)` of the new text stands for `[old_start, old_end)`."""
+    """A replaced part: `[start, end)` of the new text replaces `[old_start, old_end)` of the
+    original."""
 
     start: int
     end: int
@@ -72,14 +74,14 @@ class TextEdit(msgspec.Struct, frozen=True, gc=False):
 
 
 class SparkText(msgspec.Struct, frozen=True, gc=False):
-    """A text for Spark, and where it differs from the one that was written."""
+    """A text for Spark, and its differences from the original text."""
 
     text: str
     edits: tuple[TextEdit, ...] = ()
 
     def original_position(self, position: int) -> int:
-        """Return the offset in the text as written of an offset in `text`; within a replaced part
-        it is that part's begin.
+        """Return the offset in the original text of an offset in `text`. Within a replaced part
+        this is the start of the part.
 
         >>> from actors.engine.sql.tokens import lex_text
         >>> rewritten = to_spark(lex_text('SELECT E\\'a\\', x', SqlDialect.POSTGRES))
@@ -96,13 +98,13 @@ class SparkText(msgspec.Struct, frozen=True, gc=False):
 
 
 class TimeReader(Protocol):
-    """Reads texts of times that may name no zone."""
+    """Interprets time literals that may lack a time zone."""
 
     def absolute(self, text: str) -> str | None:
-        """Return a text of type timestamptz with its offset; None for one that is no time."""
+        """Return a timestamptz text with its offset; None if it is not a time."""
 
     def check_untyped(self, text: str) -> None:
-        """Raise an error for a text without a type that Spark would read as another time."""
+        """Raise an error for an untyped text that Spark would read as a different time."""
 
 
 def to_spark(
@@ -118,22 +120,23 @@ def to_spark(
 
     Args:
         lexed: The query.
-        parameters: Literals of Spark's for ``$1``, ``$2``, …
-        times: Reads texts of times; None: they are left to Spark.
+        parameters: Spark literals for ``$1``, ``$2``, …
+        times: Reads time literals; None leaves them to Spark.
         read_typed: Reads texts that are cast.
-        name_columns: True to give columns without an alias PostgreSQL's names.
-        role_of: Returns the role of the place at an offset (`typed_places`); "" for none.
+        name_columns: True to give columns without an alias the names that PostgreSQL gives them.
+        role_of: Returns the role of the place at an offset (`type_dependent_places`); "" if it has
+            none.
 
     Raises:
-        SqlSyntaxError: A parameter is not given, or PostgreSQL checks the result of a cast as Spark
-            does not. And as `TimeReader.check_untyped`.
+        SqlSyntaxError: A parameter is missing, or PostgreSQL checks the result of a cast and Spark
+            does not. Also what `TimeReader.check_untyped` raises.
     """
     names = missing_names(lexed) if name_columns else {}
     return _SparkWriter(lexed, parameters, times, read_typed, names, role_of).written()
 
 
 class _SparkWriter:
-    """Writes the tokens of a text, one after the other, as Spark's."""
+    """Writes the tokens of a text for Spark, one after the other."""
 
     def __init__(
         self,
@@ -147,15 +150,17 @@ class _SparkWriter:
         self._times = times
         self._role_of = role_of
         self._moments: set[int] = set()
-        """Places of texts that are of type timestamptz."""
+        """Places of texts of type timestamptz."""
         self._counts: dict[int, str] = {}
-        """LIMIT or OFFSET, by the places of tokens of their number of rows."""
+        """LIMIT or OFFSET, by the places of the tokens of its row count."""
         self._lexed = lexed
         self._text = lexed.text
         self._tokens = lexed.tokens
         self._parameters = parameters
+        # The text written so far, in parts, and its length.
         self._parts: list[str] = []
         self._length = 0
+        # The replacements made so far, in order.
         self._edits: list[TextEdit] = []
         self._read_typed = read_typed
         self._casts = CastFinder(lexed, role_of)
@@ -163,14 +168,14 @@ class _SparkWriter:
         self._replaced = self._casts.replaced | self._series.replaced
         self._names = names
         self._closed: dict[int, str] = {}
-        """Texts in place of closing brackets, by their places."""
+        """Texts to write in place of closing brackets, by the brackets' places."""
         self._types: set[int] = set()
-        """Places of tokens with which the type of a CAST begins."""
+        """Places where the type of a CAST starts."""
         self._at = 0
-        """Offset up to which the text as written has been passed."""
+        """Offset in the original text up to which everything is written."""
 
     def written(self) -> SparkText:
-        """Return the whole text."""
+        """Write all tokens and return the text."""
         place = 0
         while place < len(self._tokens):
             self._gap(self._tokens[place].start)
@@ -187,8 +192,8 @@ class _SparkWriter:
     # -- output -------------------------------------------------------------------------------
 
     def _gap(self, end: int) -> None:
-        """Write what stands before the next token. A comment becomes a blank, as the rules for the
-        end of a comment differ."""
+        """Write what separates the next token from the last one. A comment becomes a blank, since
+        the dialects end comments differently."""
         gap = self._text[self._at : end]
         if not gap or gap.isspace():
             self._append(gap)
@@ -202,8 +207,8 @@ class _SparkWriter:
         self._at = end
 
     def _edit(self, end: int, new: str) -> None:
-        """Write `new` for the text as written up to `end`."""
-        # An empty text is a part that is left out, and joins nothing.
+        """Write `new` in place of the original text up to `end`."""
+        # An empty text drops the part, and cannot join two tokens.
         if new:
             self._separate(new[0])
         start = self._length
@@ -216,7 +221,7 @@ class _SparkWriter:
             self._edit(self._at, new)
 
     def _separate(self, following: str) -> None:
-        """Write a blank if the next character would become part of the token before it."""
+        """Write a blank if the next character would otherwise extend the token before it."""
         if not self._parts or not self._parts[-1]:
             return
         before = self._parts[-1][-1]
@@ -234,7 +239,7 @@ class _SparkWriter:
     # -- tokens -------------------------------------------------------------------------------
 
     def _token(self, place: int) -> int:
-        """Write the token at a place, or several; return the place behind them."""
+        """Write the token at a place, and any that belong to it; return the place after them."""
         token = self._tokens[place]
         if place in self._replaced:
             end, new = self._replaced[place]
@@ -263,7 +268,7 @@ class _SparkWriter:
             case "sign" if opened := self._of_array(place):
                 return self._any_of(place, opened)
             case "sign" if token.text == "::":
-                # Spark has this operator too: only the type behind it is rewritten.
+                # Spark has this operator too: only the type after it is rewritten.
                 self._copy(token.end)
                 self._types.add(place + 1)
             case _:
@@ -271,7 +276,7 @@ class _SparkWriter:
         return place + 1
 
     def _subscript(self, place: int) -> int:
-        """Write the number of an element, which counts from 1, as one that counts from 0."""
+        """Write the number of an element, which PostgreSQL counts from 1, counted from 0."""
         closed, first = self._lexed.partners[place], self._tokens[place + 1]
         if closed == place + 2 and first.text.isdecimal() and len(first.text) < _DIGITS_MAX:
             self._edit(self._tokens[closed].end, f", {int(first.text) - 1})")
@@ -296,25 +301,26 @@ class _SparkWriter:
         inner = token.text[1:-1]
         if self._times is not None and self._time(place, self._times):
             return place + 1
-        # Written alike in both dialects.
+        # Both dialects write it the same way.
         if token.text[0] == "'" and "\\" not in inner and "'" not in inner:
             self._copy(token.end)
             return place + 1
         value = self._text_at(place)
         if kind is None and place not in self._casts.read and _BYTES.fullmatch(value):
-            # Beside a column of bytes it would be compared with its letters.
+            # Compared with a column of bytes, Spark would take the letters of the text as its
+            # bytes.
             raise syntax_error(
                 self._text,
                 token.start,
-                f"the type of {token.text} is not known here",
-                hint="write ::bytea behind it for bytes, or ::text",
+                f"cannot tell the type of {token.text} here",
+                hint="add ::bytea for bytes, or ::text",
             )
         self._edit(token.end, quote_text(value))
         return place + 1
 
     def _bracketed(self, place: int) -> int:
-        """Write ``('…')::type`` as a literal. Return the place behind it; 0 if that is not what
-        stands at a place, or the cast is left to Spark."""
+        """Write ``('…')::type`` as a literal and return the place after it. Return 0, with nothing
+        written, if something else starts at this place or the cast is left to Spark."""
         tokens = self._tokens[place : place + 4]
         if [each.text for each in tokens[2:]] != [")", "::"] or tokens[1].kind != "text":
             return 0
@@ -330,16 +336,17 @@ class _SparkWriter:
         try:
             return text_value(token.text, SqlDialect.POSTGRES)
         except ValueError:
-            problem = "a string has an escape that is no character"
+            problem = "invalid escape in a string: it does not denote a character"
             raise syntax_error(self._text, token.start, problem) from None
 
     def _typed(self, place: int, end: int, kind: WrittenType) -> bool:
-        """Write the text at a place as a literal of the type that the statement gives it, up to the
-        token at `end`; return whether it differs from what Spark would read."""
+        """Write the text at a place, up to the token at `end`, as a literal of the type that the
+        statement gives it. Return False, with nothing written, if Spark already reads it
+        correctly."""
         text = self._text_at(place)
         literal = self._read_typed(text, kind)
         if literal and kind.spark == "timestamp" and self._times is not None:
-            # In the zone that the session had when it gave the text.
+            # Use the time zone that the session had when it sent the text.
             absolute = self._times.absolute(text)
             literal = "" if absolute is None else f"TIMESTAMP '{absolute}'"
         if literal:
@@ -347,7 +354,8 @@ class _SparkWriter:
         return bool(literal)
 
     def _time(self, place: int, times: TimeReader) -> bool:
-        """Write a text of type timestamptz with its offset; return whether it is one."""
+        """Write a timestamptz text with its offset; return False, with nothing written, if it is
+        not a time."""
         token = self._tokens[place]
         try:
             value = text_value(token.text, SqlDialect.POSTGRES)
@@ -364,11 +372,11 @@ class _SparkWriter:
         return False
 
     def _cast_of(self, place: int) -> str:
-        """Return the type that a text is cast to, as Spark names it; "" if it has none."""
+        """Return Spark's name of the type that a text is cast to; "" if it is not cast."""
         before = self._tokens[place - 1] if place else None
         if before is not None and before.kind in ("word", "name"):
             try:
-                # ``date '2024-01-01'``; other words before a text are no types.
+                # ``date '2024-01-01'``; any other word before a text is not a type.
                 written = read_written_type(StatementReader(self._lexed, place - 1)).spark
             except SqlSyntaxError:
                 written = ""
@@ -381,8 +389,8 @@ class _SparkWriter:
         return ""
 
     def _bound(self, place: int) -> int:
-        """Write a parameter's literal. A cast behind it that only says the type, as drivers write
-        for each, is left out: a comparison with a plain literal needs no Spark."""
+        """Write a parameter's literal. Drop a cast after it that only repeats its type, as drivers
+        write for each parameter: a comparison with a plain literal does not need Spark."""
         token = self._tokens[place]
         literal = self._parameter(token)
         if self._role_of(token.start) == "char":
@@ -406,21 +414,22 @@ class _SparkWriter:
         return place + 1
 
     def _cast_literal(self, literal: str, kind: WrittenType) -> str:
-        """Return a parameter's literal as one of a type; "" if only Spark's cast knows it."""
+        """Return a parameter's literal as one of the type `kind`; "" if only Spark's cast can
+        convert it."""
         if literal.startswith("'") and (typed := self._read_typed(text_value(literal), kind)):
             return typed
         return literal_cast_to(literal, kind.spark)
 
     def _parameter(self, token: SqlToken) -> str:
-        # Python refuses to read longer ones.
+        # Python refuses to parse longer numbers.
         number = int(token.text[1:]) if len(token.text) < _DIGITS_MAX else 0
         if not 1 <= number <= len(self._parameters):
-            hint = f"{len(self._parameters)} were given"
-            problem = f"there is no parameter {token.text[:_DIGITS_MAX]}"
+            hint = f"parameters given: {len(self._parameters)}"
+            problem = f"no value for parameter {token.text[:_DIGITS_MAX]}"
             raise syntax_error(self._text, token.start, problem, hint=hint)
         literal = self._parameters[number - 1]
         found = lex_sql(literal)
-        # In brackets, as a minus sign behind another one would begin a comment.
+        # Brackets keep a minus sign after another one from starting a comment.
         return literal if len(found) == 1 and found[0].kind in _ONE_TOKEN else f"({literal})"
 
     def _word(self, place: int) -> int:
@@ -435,7 +444,7 @@ class _SparkWriter:
                 return end
             self._note_type(place + 1)
         if word == "ARRAY" and following[:1] == ["["]:
-            # Spark's is a function.
+            # In Spark it is a function.
             self._closed[self._lexed.partners[place + 1]] = ")"
             self._edit(self._tokens[place + 1].end, "array(")
             return place + 2
@@ -443,11 +452,11 @@ class _SparkWriter:
             raise syntax_error(
                 self._text,
                 token.start,
-                f"FOR {following[0]} is not known: no rows are locked",
-                hint="leave it out: COMMIT fails with 40001 if another session has changed what the"
-                " transaction changes, which is then repeated",
+                f"FOR {following[0]} is not supported: rows cannot be locked",
+                hint="remove it: COMMIT fails with 40001 if another session has changed the same"
+                " rows, and the client then repeats the transaction",
             )
-        # Behind a dot it is a column.
+        # After a dot it is a column.
         if word in ("LIMIT", "OFFSET") and self._tokens[place - 1].text != ".":
             self._note_count(place)
         if word in _TYPED_LITERALS and (end := self._literal_type(place)):
@@ -456,8 +465,8 @@ class _SparkWriter:
         return place + 1
 
     def _of_array(self, place: int) -> int:
-        """Return the place of the bracket in ``= ANY (array)`` or ``<> ALL (array)``; 0 if the sign
-        there begins neither."""
+        """Return the place of the bracket of ``= ANY (array)`` or ``<> ALL (array)`` whose sign is
+        at a place; 0 for anything else."""
         following = [each.text.upper() for each in self._tokens[place : place + 4]]
         if len(following) < 4:
             return 0
@@ -468,9 +477,9 @@ class _SparkWriter:
         return place + 2 if word in wanted and opened == "(" and is_array else 0
 
     def _any_of(self, place: int, opened: int) -> int:
-        """Write ``= ANY ('{1,2}'::int[])`` as ``IN (1, 2)``, which is NULL where PostgreSQL's is;
-        return the place behind what was written. An array that is no literal is left to Spark,
-        which refuses it."""
+        """Write ``= ANY ('{1,2}'::int[])`` as ``IN (1, 2)``, which is NULL in the same cases, and
+        return the place after it. An array that is not a literal is left to Spark, which rejects
+        it."""
         closed, first = self._lexed.partners[opened], opened + 1
         word = "IN (" if self._tokens[place].text == "=" else "NOT IN ("
         if self._tokens[first].word == "ARRAY":
@@ -493,8 +502,8 @@ class _SparkWriter:
         return closed + 1
 
     def _array_literal(self, place: int, end: int) -> str:
-        """Return the literal of an array, by a text that is cast or a parameter, up to a place;
-        "" if it is another expression."""
+        """Return Spark's literal of an array that is written as a cast text or a parameter and ends
+        at `end`; "" for any other expression."""
         while self._tokens[place].text == "(" and self._lexed.partners[place] == end - 1:
             place, end = place + 1, end - 1
         sign, closing = "::", 0
@@ -512,8 +521,8 @@ class _SparkWriter:
         return literal
 
     def _behind_schema(self, place: int) -> int:
-        """Return the place behind the schema, or the database and the schema, before an object's
-        name; 0 if none stands there: all objects are in one."""
+        """Return the place after the schema, or the database and the schema, of an object's name; 0
+        if there is none. They can be dropped, since all objects are in one schema."""
         if place and self._tokens[place - 1].text == ".":
             return 0
         names = [each.name.lower() for each in _chain(self._tokens, place)]
@@ -522,7 +531,7 @@ class _SparkWriter:
         return place + 2 if len(names) > 1 and names[0] == _SCHEMA else 0
 
     def _cast_call(self, place: int) -> int:
-        """Write ``CAST ('…' AS type)`` as a literal. Return the place behind it; 0 if the cast is
+        """Write ``CAST ('…' AS type)`` as a literal and return the place after it; 0 if the cast is
         left to Spark."""
         if self._tokens[place + 2].kind not in ("text", "parameter"):
             return 0
@@ -540,7 +549,7 @@ class _SparkWriter:
         return end if typed else 0
 
     def _note_count(self, place: int) -> None:
-        """Note the places of the number of rows behind LIMIT or OFFSET."""
+        """Record the places of the row count of a LIMIT or OFFSET."""
         at = place + 1
         while at < len(self._tokens):
             token = self._tokens[at]
@@ -551,19 +560,20 @@ class _SparkWriter:
             at = closed + 1
 
     def _note_type(self, opened: int) -> None:
-        """Note where the type of ``CAST (… AS type)`` begins."""
+        """Record where the type of ``CAST (… AS type)`` starts."""
         closed = self._lexed.partners[opened]
-        # Others stand in brackets of their own, and are passed over.
+        # A nested CAST is in brackets of its own, which this skips.
         for place in self._lexed.outer(opened + 1, closed):
             if self._tokens[place].word == "AS" and place + 1 < closed:
                 self._types.add(place + 1)
 
     def _literal_type(self, place: int) -> int:
-        """Write the type of ``timestamp '…'``; return the place behind it, 0 if it is none."""
+        """Write the type of ``timestamp '…'`` and return the place after it; 0 if no such literal
+        starts there."""
         reader = StatementReader(self._lexed, place)
         try:
             kind = read_written_type(reader)
-        # A column or a function of that name.
+        # A column or function with that name.
         except SqlSyntaxError:
             return 0
         if reader.peek().kind != "text":
@@ -573,7 +583,7 @@ class _SparkWriter:
         if kind.spark == "timestamp":
             self._moments.add(reader.place)
         end = self._tokens[reader.place - 1].end
-        # Unchanged, so that positions in it stay exact.
+        # Unchanged, so that positions within it stay exact.
         if self._text[self._at : end].lower() == kind.spark:
             self._copy(end)
         else:
@@ -585,7 +595,7 @@ class _SparkWriter:
         kind = read_written_type(reader)
         written = "string" if text_limit(kind.spark) is not None else kind.spark
         end = self._tokens[reader.place - 1].end
-        # Unchanged, so that positions in it stay exact.
+        # Unchanged, so that positions within it stay exact.
         if self._text[self._at : end].lower() == written:
             self._copy(end)
         else:
@@ -594,18 +604,18 @@ class _SparkWriter:
 
 
 _LOCKS: Final = ("UPDATE", "SHARE", "NO KEY", "KEY SHARE")
-"""Words behind FOR, where rows are to be locked."""
+"""Words after FOR in a clause that locks rows."""
 _AFTER_COUNT: Final = frozenset(
     ("LIMIT", "OFFSET", "FETCH", "FOR", "UNION", "EXCEPT", "INTERSECT", "ROW", "ROWS", "AS")
 )
-"""Words that end the number of rows of a LIMIT or OFFSET."""
+"""Words that end the row count of a LIMIT or OFFSET."""
 _TEXT_COUNT: Final = re.compile(r"'(-?[0-9]{1,19})'")
 _COUNT_MAX: Final = 2**31 - 1
 """Spark counts rows in 32 bits."""
 
 
 class _InvalidCount(InvalidUsage):
-    """A number of rows that is negative."""
+    """A LIMIT or OFFSET with an invalid row count, such as a negative one."""
 
     def __init__(self, problem: str, clause: str) -> None:
         super().__init__(problem)
@@ -613,8 +623,9 @@ class _InvalidCount(InvalidUsage):
 
 
 def count_literal(literal: str, clause: str) -> tuple[str, str]:
-    """Return what is wrong with a parameter as a number of rows, and its literal of type int, which
-    Spark wants there. `clause`: LIMIT or OFFSET if it is the whole number, "" within an expression.
+    """Return an error text for a parameter that is not valid in a row count ("" if it is), and its
+    literal of type int, which Spark requires there. `clause`: LIMIT or OFFSET if the parameter is
+    the whole count, "" if it is part of an expression.
 
     >>> count_literal("5L", "LIMIT"), count_literal("CAST(NULL AS bigint)", "OFFSET")
     (('', '5'), ('', '0'))
@@ -625,11 +636,11 @@ def count_literal(literal: str, clause: str) -> tuple[str, str]:
         return "", {"LIMIT": "ALL", "OFFSET": "0"}.get(clause, "CAST(NULL AS int)")
     whole = _WHOLE_LITERAL.fullmatch(literal) or _TEXT_COUNT.fullmatch(literal)
     if whole is None:
-        return "", literal  # Spark says so
+        return "", literal  # Spark reports the error.
     number = int(whole[1])
     if clause and number < 0:
         return f"{clause} must not be negative", ""
-    # No answer has more rows than that.
+    # No result has more rows than that.
     if clause == "LIMIT" and number > _COUNT_MAX:
         return "", "ALL"
     return "", f"({number})" if number < 0 else str(number)
@@ -638,7 +649,7 @@ def count_literal(literal: str, clause: str) -> tuple[str, str]:
 _DIGITS_MAX: Final = 12
 _WHOLE_LITERAL: Final = re.compile(r"\(*(-?[0-9]{1,19})[SL]?\)*")
 _WHOLE_TYPES: Final = {"smallint": ("S", 1 << 15), "int": ("", 1 << 31), "bigint": ("L", 1 << 63)}
-"""Suffix of a literal of each type, and what is too large for it."""
+"""Suffix of a literal of each type, and the first number that is too large for it."""
 _LITERALS_OF: Final = {
     "string": re.compile(r"'(?:[^'\\]|\\.)*'", re.DOTALL),
     "boolean": re.compile(r"TRUE|FALSE"),
@@ -648,12 +659,12 @@ _LITERALS_OF: Final = {
     "timestamp": re.compile(r"TIMESTAMP '[^']*'"),
     "timestamp_ntz": re.compile(r"TIMESTAMP_NTZ '[^']*'"),
 }
-"""Literals of each type, as parameters are written; some come in brackets."""
+"""Form of each type's literals in parameters; some are in brackets."""
 
 
 def without_schema(lexed: LexedText, schemas: Container[str], catalogs: Container[str]) -> str:
-    """Return a query of Spark's dialect with blanks for the schema, and the catalog, before names:
-    all objects are in one.
+    """Return a query of Spark's dialect with the schema and catalog before names replaced by
+    blanks: all objects are in one schema.
 
     >>> from actors.engine.sql.tokens import lex_text
     >>> query = lex_text("SELECT Default.t.a FROM `default`.t, c.default.t", SqlDialect.SPARK)
@@ -669,18 +680,18 @@ def without_schema(lexed: LexedText, schemas: Container[str], catalogs: Containe
             place += 1
             continue
         values = [each.name.lower() for each in names]
-        # A catalog stands before a schema alone: `spark_catalog.t` may be a column of a table.
+        # A catalog comes only before a schema: `spark_catalog.t` may be a column of a table.
         passed = 1 if len(names) > 2 and values[0] in catalogs and values[1] in schemas else 0
         if len(names) > passed + 1 and values[passed] in schemas:
             first, last = names[0].start, names[passed + 1].start
-            # Blanks keep every later position.
+            # Blanks keep every later position the same.
             text = text[:first] + " " * (last - first) + text[last:]
         place += 2 * len(names) - 1
     return text
 
 
 def _chain(tokens: Sequence[SqlToken], place: int) -> list[SqlToken]:
-    """Return the names with dots between them that begin at a place."""
+    """Return the names, separated by dots, that start at a place."""
     found: list[SqlToken] = []
     while place < len(tokens) and tokens[place].kind in ("word", "name"):
         found.append(tokens[place])
@@ -691,7 +702,7 @@ def _chain(tokens: Sequence[SqlToken], place: int) -> list[SqlToken]:
 
 
 def elements_of(literal: str) -> str:
-    """Return the elements of an array's literal as a list; "" for an empty array.
+    """Return the elements of an array literal as an SQL list; "" for an empty array.
 
     >>> elements_of("CAST(array(1, 2) AS array<decimal(5,2)>)"), elements_of("(array('a'))")
     ('1, 2', "'a'")
@@ -706,7 +717,8 @@ def elements_of(literal: str) -> str:
 
 
 def literal_cast_to(literal: str, kind: str) -> str:
-    """Return a parameter's literal as one of a type, if a cast to it changes nothing; else "".
+    """Return a parameter's literal as one of another type; "" if a cast to that type could change
+    the value.
 
     >>> literal_cast_to("7S", "bigint"), literal_cast_to("(-5L)", "int")
     ('7L', '(-5)')
@@ -719,9 +731,9 @@ def literal_cast_to(literal: str, kind: str) -> str:
     whole = _WHOLE_LITERAL.fullmatch(literal)
     if whole is None or kind not in _WHOLE_TYPES:
         return ""
-    # A comparison with a literal of the column's own type needs no Spark.
+    # A comparison with a literal of the column's own type does not need Spark.
     suffix, limit = _WHOLE_TYPES[kind]
     number = int(whole[1])
     if not -limit < number < limit:
-        return ""  # Spark says so
+        return ""  # Spark reports the error.
     return f"({number}{suffix})" if number < 0 else f"{number}{suffix}"

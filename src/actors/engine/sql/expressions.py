@@ -1,7 +1,8 @@
-"""Plain expressions as small trees: literals, columns, comparisons, tests, sums and products.
+"""Parses plain expressions into small trees: literals, columns, comparisons, tests, sums and
+products.
 
-Spark reads all expressions. What the service computes without it, or tells from it beforehand, is
-read here, in either dialect. Each node has its place: the tokens `[first, last)` of the text.
+Spark evaluates all expressions. This module parses those that the service evaluates or inspects
+without Spark, in either dialect. Each node covers the tokens `[first, last)` of the text.
 
 >>> lexed = lex_text("(a + 1) * 2 >= t.b AND c IS NOT NULL", SqlDialect.SPARK)
 >>> both = read_expression(StatementReader(lexed))
@@ -24,30 +25,30 @@ from actors.engine.sql.tokens import SqlDialect, lex_text
 from actors.runtime.errors import SqlSyntaxError
 
 NESTED_MAX: Final = 50
-"""Operators and brackets within each other that are read."""
+"""Maximum nesting of operators and brackets; a deeper expression is left to Spark."""
 COMPARISONS: Final[Mapping[str, str]] = {
     **{"=": "=", "==": "=", "<>": "<>", "!=": "<>"},
     **{"<": "<", "<=": "<=", ">": ">", ">=": ">="},
 }
-"""Signs of comparisons, and the one way in which a node has them."""
+"""Signs of comparisons, and the form that a node uses for each."""
 _BINDING: Final = {"+": 1, "-": 1, "*": 2}
 _NO_NAME_WORDS: Final = "ALL CASE DISTINCT EXISTS FALSE FROM NOT NULL SELECT TRUE"
 _NO_NAMES: Final = frozenset(_NO_NAME_WORDS.split())
-"""Words that are keywords to Spark where a name could stand."""
+"""Words that are keywords in Spark where a name could come."""
 
 
 class UnknownExpression(Exception):
-    """The expression must be read by Spark."""
+    """The expression is not a plain one: only Spark can evaluate it."""
 
 
 class ExpressionNode(msgspec.Struct, frozen=True):
     """One part of an expression.
 
     Its `kind` is ``number``, ``text`` or ``boolean`` (a literal, as written in `text`); ``column``
-    (`names`: the column without quotes, behind its qualifier if it has one); ``cast``, of one
-    operand to the type `text`; else an operator of its operands: ``AND``, ``NOT``, one of
-    `COMPARISONS`, ``IS NULL``, ``IS NOT NULL``, ``IN`` (the first is one of the others),
-    ``BETWEEN``, ``+``, ``-``, ``*``. A minus may have one operand.
+    (`names`: the unquoted name, after its qualifier if it has one); ``cast`` (of one operand, to
+    the type `text`); or an operator over its operands: ``AND``, ``NOT``, one of `COMPARISONS`, ``IS
+    NULL``, ``IS NOT NULL``, ``IN`` (the first operand is one of the others), ``BETWEEN``, ``+``,
+    ``-``, ``*``. A minus may have a single operand.
     """
 
     first: int
@@ -59,8 +60,8 @@ class ExpressionNode(msgspec.Struct, frozen=True):
 
 
 def read_expression(reader: StatementReader, parameters: Sequence[str] = ()) -> ExpressionNode:
-    """Take an expression, as far as it is known. `parameters`: Spark's literals for ``$1``, ``$2``,
-    … Raises `UnknownExpression`."""
+    """Parse an expression as far as it is a plain one. `parameters`: Spark literals for ``$1``,
+    ``$2``, … Raises `UnknownExpression`."""
     try:
         return _ExpressionReader(reader, parameters).conjunction()
     except SqlSyntaxError as error:
@@ -70,29 +71,30 @@ def read_expression(reader: StatementReader, parameters: Sequence[str] = ()) -> 
 def read_whole_expression(
     reader: StatementReader, parameters: Sequence[str] = ()
 ) -> ExpressionNode:
-    """Take all tokens that are left as an expression. Raises as `read_expression`."""
+    """Parse all remaining tokens as a plain expression. Raises as `read_expression`."""
     node = read_expression(reader, parameters)
     if not reader.ends():
-        raise UnknownExpression("more than a plain expression")
+        raise UnknownExpression("not a plain expression")
     return node
 
 
 class _ExpressionReader:
-    """Reads one expression by descent: each method takes operators that bind closer than those of
-    the one before it."""
+    """A recursive-descent parser: each method reads operators that bind tighter than those of the
+    one before it."""
 
     def __init__(self, reader: StatementReader, parameters: Sequence[str]) -> None:
         self._reader = reader
         self._parameters = parameters
+        # Number of operators and brackets open at the current token.
         self._nested = 0
 
     def conjunction(self) -> ExpressionNode:
-        """Take tests that are connected by AND."""
+        """Parse tests that are joined by AND."""
         reader, first = self._reader, self._reader.place
         before = self._nested
         operands = [self._negation()]
         while reader.take("AND"):
-            # Side by side they are no deeper.
+            # Tests joined by AND add no depth.
             self._nested = before
             operands.append(self._negation())
         return self._operation(first, "AND", *operands) if len(operands) > 1 else operands[0]
@@ -101,10 +103,10 @@ class _ExpressionReader:
         return ExpressionNode(first, self._reader.place, kind, operands)
 
     def _note_nesting(self) -> None:
-        """Raise `UnknownExpression` for a tree that may be too deep for whoever walks it."""
+        """Raise `UnknownExpression` for a tree that may be too deep for the code that walks it."""
         self._nested += 1
         if self._nested > NESTED_MAX:
-            raise UnknownExpression("too many operators within each other")
+            raise UnknownExpression("operators and brackets are nested too deeply")
 
     def _negation(self) -> ExpressionNode:
         first = self._reader.place
@@ -137,7 +139,7 @@ class _ExpressionReader:
         return self._operation(first, word, left, *values)
 
     def _sum(self, least: int = 1) -> ExpressionNode:
-        """Take operands with signs between them that bind as `_BINDING` has it, or closer."""
+        """Parse operands joined by signs whose precedence in `_BINDING` is at least `least`."""
         reader, first = self._reader, self._reader.place
         node = self._signed()
         while (binding := _BINDING.get(sign := reader.peek().text, 0)) >= least:
@@ -167,7 +169,7 @@ class _ExpressionReader:
             return ExpressionNode(first, reader.place, "cast", (operand,), kind)
         if token.kind in ("number", "text") or token.word in ("TRUE", "FALSE"):
             reader.place += 1
-            # Spark joins adjacent strings.
+            # Spark concatenates adjacent strings.
             if token.kind == reader.peek().kind == "text":
                 raise UnknownExpression("adjacent strings")
             kind = "boolean" if token.kind == "word" else token.kind
@@ -185,15 +187,15 @@ class _ExpressionReader:
         reader.need("(")
         node = self.conjunction()
         reader.need(")")
-        # The brackets are part of the operand's place.
+        # The operand's tokens include the brackets.
         return msgspec.structs.replace(node, first=first, last=reader.place)
 
     def _parameter(self) -> ExpressionNode:
         reader, first, text = self._reader, self._reader.place, self._reader.peek().text
-        # More digits than those make no smaller number.
+        # A number with more digits than that is too large anyway.
         number = int(text[1:12]) if text[1:].isdecimal() else 0
         if not 1 <= number <= len(self._parameters):
-            raise UnknownExpression("a parameter that is not given")
+            raise UnknownExpression("a parameter without a value")
         reader.place += 1
         literal = lex_text(self._parameters[number - 1], SqlDialect.SPARK)
         node = read_whole_expression(StatementReader(literal))
@@ -201,13 +203,14 @@ class _ExpressionReader:
 
 
 def plain_names(reader: StatementReader) -> tuple[str, ...]:
-    """Take a name, or two with a dot between them. Raises `SqlSyntaxError`."""
+    """Parse a name, or two names joined by a dot. Raises `SqlSyntaxError`."""
     first = plain_name(reader)
     return (first, plain_name(reader)) if reader.take(".") else (first,)
 
 
 def plain_name(reader: StatementReader) -> str:
-    """Take a name that is surely one to Spark, without its quotes. Raises `SqlSyntaxError`."""
+    """Parse a name that Spark also takes as one, and return it without quotes. Raises
+    `SqlSyntaxError`."""
     token = reader.peek()
     if token.kind == "word" and token.text[0].isdigit():
         raise reader.unexpected("a name")

@@ -1,4 +1,4 @@
-"""The statements of SQL: a text is split at its semicolons, and each statement is read.
+"""Splits SQL texts at their semicolons, and parses each statement.
 
 >>> statement = parse_statement("CREATE MATERIALIZED VIEW v REFRESH POLICY FULL AS SELECT 1 AS a")
 >>> statement.names, statement.query.text, statement.query.start
@@ -12,10 +12,10 @@
 Traceback (most recent call last):
 actors.runtime.errors.SqlSyntaxError: line 2, column 4: expected a type, found ')'
 
-Queries and expressions are not read: see `statements`. The rules are in files by subject
-(`grammar_ddl`, `grammar_dml`, `grammar_query`, `grammar_session`, `grammar_roles`), each a function
-of a `StatementReader`. Nothing recurses but nested types, which have a bound, so no text exhausts
-the stack. Pure.
+Queries and expressions are not parsed (see `statements`). The rules are in one file per subject
+(`grammar_ddl`, `grammar_dml`, `grammar_query`, `grammar_session`, `grammar_roles`), as functions of
+a `StatementReader`. Only nested types recurse, and their depth is limited, so no text exhausts the
+stack. Pure.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _read_explain(reader: StatementReader) -> SqlStatement:
         mode = "incremental"
     elif reader.take("ANALYZE"):
         mode = "analyze"
-    # Before CREATE, as a query may begin with a bracket.
+    # Tested before CREATE, since a query may start with a bracket.
     if begins_query(reader):
         return ExplainStatement(position=position, mode=mode, statement=read_query(reader))
     if reader.follows("CREATE"):
@@ -94,7 +94,7 @@ def _read_explain(reader: StatementReader) -> SqlStatement:
         view = "CREATE MATERIALIZED VIEW"
         if isinstance(created, ChangeStatement) and created.command == view:
             return ExplainStatement(position=position, mode=mode, statement=created)
-        raise reader.error("only a query or a materialized view is explained", position=at)
+        raise reader.error("EXPLAIN takes a query or CREATE MATERIALIZED VIEW", position=at)
     if reader.follows("MATERIALIZED") or reader.follows("VIEW"):
         reader.take("MATERIALIZED")
         reader.need("VIEW")
@@ -128,7 +128,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "UPDATE": read_update,
     "USE": read_use,
 }
-"""Rule of each first word, in both dialects."""
+"""The rule for each first word, in both dialects."""
 _POSTGRES_RULES: Final[Mapping[str, _Rule]] = {
     "ABORT": read_rollback,
     "ANALYZE": read_maintain,
@@ -152,13 +152,13 @@ _POSTGRES_RULES: Final[Mapping[str, _Rule]] = {
     "UNLISTEN": read_listen,
     "VACUUM": read_maintain,
 }
-"""Rules of what needs a connection of PostgreSQL's protocol."""
+"""Rules of statements that only connections of PostgreSQL's protocol accept."""
 
 
 def parse_statement(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> SqlStatement:
-    """Return the one statement of a text, with or without semicolons behind it.
+    """Return the one statement of a text, with or without trailing semicolons.
 
-    Raises `SqlSyntaxError` with the position of what cannot be read.
+    Raises `SqlSyntaxError` with the position of the first token that cannot be parsed.
     """
     lexed = lex_text(text, dialect)
     return parse_span(TextSpan(lexed, 0, len(lexed.tokens)))
@@ -167,14 +167,14 @@ def parse_statement(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> SqlSta
 def parse_span(span: TextSpan) -> SqlStatement:
     """Return the one statement of a part of a text. Raises as `parse_statement`."""
     lexed, last = span.lexed, span.last
-    # Clients send a statement with its semicolon or without.
+    # Clients send a statement with or without its semicolon.
     while last > span.first and lexed.tokens[last - 1].text == ";":
         last -= 1
     reader = StatementReader(lexed, span.first, last)
     _refuse_several(span, reader)
     rule = _rule_of(reader)
     statement = rule(reader)
-    # Most rules have said so themselves, and better.
+    # Most rules check this themselves, with a better error.
     reader.need_end()
     return statement
 
@@ -183,7 +183,7 @@ def _refuse_several(span: TextSpan, reader: StatementReader) -> None:
     for place in span.lexed.outer(reader.place, reader.last):
         if reader.tokens[place].text == ";":
             raise reader.error(
-                "one statement is wanted, and another one is behind a semicolon",
+                "expected a single statement, found another one after a semicolon",
                 position=reader.tokens[place].start,
             )
 
@@ -197,21 +197,21 @@ def _rule_of(reader: StatementReader) -> _Rule:
         if postgres:
             return rule
         raise reader.error(
-            f"{word} is a statement of connections by PostgreSQL's protocol only",
-            hint="each statement here is a transaction of its own",
+            f"{word} is available only over PostgreSQL's protocol",
+            hint="over this protocol each statement is its own transaction",
         )
     known = sorted([*_RULES, *(_POSTGRES_RULES if postgres else ())])
     raise reader.unexpected(
-        "a statement", hint=f"understood are {', '.join(word for word in known if word != '(')}"
+        "a statement", hint=f"expected one of {', '.join(word for word in known if word != '(')}"
     )
 
 
 def split_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[TextSpan]:
-    """Return the statements of a text, split at semicolons outside of quotes, comments and
-    brackets. Texts without a token are left out.
+    """Return the statements of a text, split at semicolons outside quotes, comments and brackets.
+    Parts without a token are left out.
 
-    Raises `SqlSyntaxError` for a quote or comment that does not end. Brackets are not matched: the
-    statement that has them says so when it is read (`TextSpan.matched`).
+    Raises `SqlSyntaxError` for an unterminated quote or comment. Brackets are not matched here:
+    reading a statement with unmatched ones raises the error (`TextSpan.matched`).
     """
     found: list[TextSpan] = []
     lexed = LexedText(text, dialect, lex_sql(text, dialect), {})
@@ -223,15 +223,15 @@ def split_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[
         elif token.text in ("(", "[", "{"):
             depth += 1
         elif token.text in (")", "]", "}"):
-            # What closes nothing must not swallow the statements behind it.
+            # An unmatched closing bracket must not swallow the statements after it.
             depth = max(0, depth - 1)
     found.append(TextSpan(lexed, first, len(lexed.tokens)))
     return [each for each in found if each.first < each.last]
 
 
 class ParsedStatement(msgspec.Struct, frozen=True, eq=False):
-    """One statement of a text: the part that it is, and its tree, or the error in it. `text` is
-    as it was sent, with the comments behind it."""
+    """One statement of a text: its span, and its tree or the error in it. `text` is the statement
+    as it was sent, including the comments after it."""
 
     span: TextSpan
     text: str
@@ -239,7 +239,8 @@ class ParsedStatement(msgspec.Struct, frozen=True, eq=False):
     error: PenstockError | None = None
 
     def statement(self) -> SqlStatement:
-        """Return the tree. Raises the error, which is due when the statement is carried out."""
+        """Return the statement. Raises its parse error, which is reported only when the statement's
+        turn to run comes."""
         if self.error is not None:
             raise self.error
         assert self.tree is not None
@@ -255,7 +256,7 @@ def parse_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[
         try:
             matched = span.matched()
             found.append(ParsedStatement(matched, own, parse_span(matched)))
-        # Those before it are carried out first.
+        # The statements before it run first.
         except PenstockError as error:
             found.append(ParsedStatement(span, own, error=error))
     return found

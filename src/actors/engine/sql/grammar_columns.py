@@ -1,4 +1,4 @@
-"""Grammar of the columns of a table: types, constraints, defaults. Pure."""
+"""Grammar of a table's columns: types, constraints and defaults. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.runtime.errors import InvalidUsage
 
 _REFUSED_CONSTRAINTS: Final = {
-    "GENERATED": "columns are not GENERATED",
-    "UNIQUE": "UNIQUE is not kept; a table has one PRIMARY KEY",
-    "CHECK": "CHECK is not kept",
-    "REFERENCES": "foreign keys are not kept",
-    "FOREIGN": "foreign keys are not kept",
-    "COLLATE": "columns have no COLLATE",
+    "GENERATED": "GENERATED columns are not supported",
+    "UNIQUE": "UNIQUE is not supported; use the PRIMARY KEY, of which a table has one",
+    "CHECK": "CHECK is not supported",
+    "REFERENCES": "foreign keys are not supported",
+    "FOREIGN": "foreign keys are not supported",
+    "COLLATE": "COLLATE is not supported",
 }
 
 
 class ColumnDefinition(NamedTuple):
-    """A column as defined. `type` is Spark's type text, whatever the dialect."""
+    """A column as defined. `type` is Spark's type text, in both dialects."""
 
     position: int
     name: str
@@ -35,7 +35,7 @@ class ColumnDefinition(NamedTuple):
 
 
 def columns_schema(columns: Sequence[ColumnDefinition], key: tuple[str, ...] = ()) -> TableSchema:
-    """Return columns as a schema; those of the PRIMARY KEY are NOT NULL."""
+    """Return columns as a schema in which those of the PRIMARY KEY are NOT NULL."""
     return TableSchema(
         tuple(
             TableColumn(each.name, each.type, not (each.not_null or each.name in key))
@@ -46,18 +46,19 @@ def columns_schema(columns: Sequence[ColumnDefinition], key: tuple[str, ...] = (
 
 
 class ColumnList:
-    """Columns that were read; no two have the same name in another case."""
+    """The columns read so far. No two may have names that differ only in case."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
-        """Each column's name by itself in lower case."""
+        """Each column's name as written, by its lower-case form."""
+        # The columns in the order of the statement.
         self._columns: list[ColumnDefinition] = []
 
     def add(self, reader: StatementReader, column: ColumnDefinition) -> None:
-        """Add a column. Raises `SqlSyntaxError` if its name is there."""
-        # Spark resolves names in any case: two such columns would be ambiguous.
+        """Add a column. Raises `SqlSyntaxError` if its name is taken."""
+        # Spark resolves names case-insensitively: two such columns would be ambiguous.
         if column.name.lower() in self.names:
-            problem = f"the column {column.name!r} is there twice"
+            problem = f"column {column.name!r} is defined twice"
             raise reader.error(problem, position=column.position)
         self.names[column.name.lower()] = column.name
         self._columns.append(column)
@@ -68,16 +69,19 @@ class ColumnList:
 
 
 class _KeyReader:
-    """The PRIMARY KEY of a table that is read; there is at most one."""
+    """The PRIMARY KEY of the table that is being read; a table has at most one."""
 
     def __init__(self) -> None:
+        # Columns of the key; empty until one is read.
         self.names: tuple[str, ...] = ()
+        # Offset of the key in the statement.
         self.position = 0
 
     def take(self, reader: StatementReader, names: tuple[str, ...], position: int) -> None:
-        """Note the key. Raises `SqlSyntaxError` if there is one already, or a name stands twice."""
+        """Record the key. Raises `SqlSyntaxError` if there already is one, or if it repeats a
+        name."""
         if self.names:
-            raise reader.error("a table has one PRIMARY KEY", position=position)
+            raise reader.error("a table can have only one PRIMARY KEY", position=position)
         lowered = [name.lower() for name in names]
         if len(set(lowered)) < len(lowered):
             raise reader.error("the PRIMARY KEY names a column twice", position=position)
@@ -87,7 +91,7 @@ class _KeyReader:
 def read_table_elements(
     reader: StatementReader,
 ) -> tuple[tuple[ColumnDefinition, ...], tuple[str, ...]]:
-    """Take columns and the PRIMARY KEY to the end."""
+    """Read columns and the PRIMARY KEY up to the end of the tokens."""
     columns = ColumnList()
     key = _KeyReader()
     while True:
@@ -99,23 +103,23 @@ def read_table_elements(
             columns.add(reader, read_column(reader, key))
         if not reader.take(","):
             break
-        # Else the error would be that a column needs a type.
+        # Otherwise the error would say that a column needs a type.
         if reader.ends():
             raise reader.unexpected("a column")
     reader.need_end("NOT NULL, DEFAULT, PRIMARY KEY, COMMENT, ',' or ')'")
     if not columns.names:
-        raise reader.error("a table needs a column", position=position)
-    # When all columns are read: the key may stand before them.
+        raise reader.error("a table needs at least one column", position=position)
+    # Checked after all columns are read, since the key may come before them.
     for name in key.names:
         if name.lower() not in columns.names:
             raise reader.error(
-                f"the PRIMARY KEY names {name!r}, which is no column", position=key.position
+                f"the PRIMARY KEY names {name!r}, which is not a column", position=key.position
             )
     return columns.found(), tuple(columns.names[name.lower()] for name in key.names)
 
 
 def _begins_constraint(reader: StatementReader) -> bool:
-    """Return whether a table's constraint comes next; a column may have the name ``primary``."""
+    """Return whether a table constraint comes next; a column may also be named ``primary``."""
     second, third = reader.peek(1).word, reader.peek(2).word
     match reader.peek().word:
         case "PRIMARY":
@@ -144,7 +148,7 @@ def _refuse_constraint(reader: StatementReader) -> None:
 
 
 def read_column(reader: StatementReader, key: _KeyReader | None) -> ColumnDefinition:
-    """Take a column; `key` None: there can be no PRIMARY KEY."""
+    """Read a column definition. `key` None: a PRIMARY KEY is not allowed here."""
     position = reader.position
     name = reader.name("a column")
     kind = _stored_type(reader)
@@ -160,7 +164,7 @@ def read_column(reader: StatementReader, key: _KeyReader | None) -> ColumnDefini
             comment = read_comment(reader)
         elif reader.take("DEFAULT"):
             if default is not None:
-                raise reader.error("a column has one DEFAULT", position=at)
+                raise reader.error("a column can have only one DEFAULT", position=at)
             default = _default(reader)
         elif key is not None and reader.take("PRIMARY", "KEY"):
             key.take(reader, (name,), at)
@@ -170,29 +174,30 @@ def read_column(reader: StatementReader, key: _KeyReader | None) -> ColumnDefini
 
 
 def _refuse_added_default(reader: StatementReader) -> None:
-    """Raise `SqlSyntaxError` for the default of a further column, unless it is NULL."""
+    """Raise `SqlSyntaxError` for a non-NULL default of a column that is added to a table."""
     if reader.follows("DEFAULT") and not reader.follows("DEFAULT", "NULL"):
         raise reader.error(
-            "a column is added without a DEFAULT: the rows that are there have NULL in it, since "
-            "none is written anew",
-            hint="add the column, then ALTER COLUMN … SET DEFAULT …; UPDATE sets it in those rows",
+            "cannot add a column with a DEFAULT: existing rows are not rewritten and have NULL in"
+            " it",
+            hint="add the column, then ALTER COLUMN … SET DEFAULT …; use UPDATE for the existing"
+            " rows",
         )
 
 
 _BEHIND_DEFAULT: Final = frozenset({"COMMENT", "PRIMARY", *_REFUSED_CONSTRAINTS, "DEFAULT"})
-"""Words with which the expression of a DEFAULT ends."""
+"""Words that end the expression of a DEFAULT."""
 
 
 def _default(reader: StatementReader) -> TextSpan:
-    """Take the expression of a DEFAULT: up to the column's end, or to its next constraint."""
+    """Read the expression of a DEFAULT: up to the end of the column or its next constraint."""
     tokens, first = reader.tokens, reader.place
     while not reader.ends() and not reader.follows(","):
         token, before = tokens[reader.place], tokens[reader.place - 1]
-        # An operand stands first, whatever its word is.
+        # The first token is always part of an operand, even if it is such a word.
         begun = reader.place > first
         if begun and token.word in _BEHIND_DEFAULT:
             break
-        # IS NOT NULL is an operator, and NOT NULL behind an operand the column's.
+        # IS NOT NULL is an operator; NOT NULL after an operand is a constraint of the column.
         if begun and reader.follows("NOT", "NULL") and before.word != "IS":
             break
         if token.word == "NULL" and (before.kind in ("number", "text") or before.text == ")"):
@@ -202,17 +207,21 @@ def _default(reader: StatementReader) -> TextSpan:
 
 
 def constant_expression(reader: StatementReader, first: int) -> TextSpan:
-    """Return the tokens from `first` on as the expression of a DEFAULT."""
+    """Return the tokens from `first` up to the next one as the expression of a DEFAULT. Raises
+    `SqlSyntaxError` for a query in it."""
     if reader.place == first:
         raise reader.unexpected("an expression")
     refuse_queries(
-        reader, first, problem="a DEFAULT has no queries", hint="write a constant expression"
+        reader,
+        first,
+        problem="a DEFAULT cannot contain a query",
+        hint="write a constant expression",
     )
     return reader.span(first, reader.place)
 
 
 def _stored_type(reader: StatementReader) -> str:
-    """Take a type that a table can store."""
+    """Read a column type. Raises `SqlSyntaxError` for one that a table cannot store."""
     position = reader.position
     written = read_written_type(reader)
     kind = written.spark
@@ -223,7 +232,7 @@ def _stored_type(reader: StatementReader) -> str:
             position=position,
             hint="write text",
         )
-    # Here and not when the table is created, as here the type has a position.
+    # Checked here rather than when the table is created, because the type's position is known here.
     try:
         arrow_type(kind)
     except (InvalidUsage, ValueError) as error:
@@ -232,5 +241,5 @@ def _stored_type(reader: StatementReader) -> str:
 
 
 def read_comment(reader: StatementReader) -> str:
-    """Take the text of a COMMENT."""
+    """Read the string after COMMENT."""
     return reader.string("a comment in single quotes")

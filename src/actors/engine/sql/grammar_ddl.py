@@ -39,13 +39,13 @@ KINDS: Final[Mapping[tuple[str, ...], ObjectKind]] = {
     ("SINK",): "sink",
     ("INDEX",): "index",
 }
-"""Words of each kind of object."""
+"""The words that name each kind of object."""
 _KIND_WORDS: Final = tuple(" ".join(words) for words in KINDS)
 _POLICIES: Final = (("AUTO",), ("INCREMENTAL", "STRICT"), ("INCREMENTAL",), ("FULL",))
 _TEMPORARY: Final = ("TEMPORARY", "TEMP", "GLOBAL", "LOCAL", "UNLOGGED")
 _FORMAT_HINT: Final = (
-    "a table of this service has no format, place or partitions of its own; files and other"
-    " systems are read by CREATE SOURCE"
+    "a table cannot have a format, location or partitions; use CREATE SOURCE to read files and"
+    " other systems"
 )
 
 
@@ -56,7 +56,7 @@ def need_materialized_view(reader: StatementReader) -> None:
 
 
 def read_kind(reader: StatementReader) -> ObjectKind:
-    """Take the words of a kind of object."""
+    """Read the words that name a kind of object."""
     need_materialized_view(reader)
     for words, kind in KINDS.items():
         if reader.take(*words):
@@ -65,19 +65,24 @@ def read_kind(reader: StatementReader) -> ObjectKind:
 
 
 def read_refresh(reader: StatementReader) -> RefreshViewStatement:
-    """Take a REFRESH."""
+    """Read a REFRESH statement."""
     position = reader.position
     reader.need("REFRESH", "MATERIALIZED", "VIEW")
     reader.take("CONCURRENTLY")
     name = reader.object_name("a view's name")
-    reader.refuse("WITH", "NO", problem="a view is never without data", hint="DROP it instead")
+    reader.refuse(
+        "WITH",
+        "NO",
+        problem="WITH NO DATA is not supported: a view always has its data",
+        hint="use DROP to remove the view",
+    )
     reader.take("WITH", "DATA")
     reader.need_end()
     return RefreshViewStatement(position=position, name=name)
 
 
 def read_maintain(reader: StatementReader) -> MaintainStatement:
-    """Take a VACUUM or an ANALYZE, whatever its options are."""
+    """Read a VACUUM or ANALYZE statement; its options are ignored."""
     position = reader.position
     verb = reader.need_any("VACUUM", "ANALYZE")
     reader.place = reader.last
@@ -87,8 +92,8 @@ def read_maintain(reader: StatementReader) -> MaintainStatement:
 # -- CREATE --------------------------------------------------------------------------------------
 
 
-class _Created(NamedTuple):
-    """The begin of a CREATE."""
+class _CreateHead(NamedTuple):
+    """The first part of a CREATE statement, up to the kind of the object."""
 
     position: int
     command: str
@@ -101,7 +106,8 @@ class _Created(NamedTuple):
         request: Callable[[], api.CatalogStatement],
         **more: Any,
     ) -> ChangeStatement:
-        """Return the statement that creates the first of these objects by a request."""
+        """Return the statement that creates an object with the request that `request` makes. The
+        object is the first of `names`."""
         return change_statement(
             lambda: (request(),),
             position=self.position,
@@ -113,7 +119,7 @@ class _Created(NamedTuple):
 
 
 def read_create(reader: StatementReader) -> SqlStatement:
-    """Take a CREATE."""
+    """Read a CREATE statement."""
     position = reader.position
     reader.need("CREATE")
     or_replace = reader.take("OR", "REPLACE")
@@ -122,41 +128,41 @@ def read_create(reader: StatementReader) -> SqlStatement:
     for words, (read, replaces) in _CREATES.items():
         if not reader.take(*words):
             continue
-        # PostgreSQL's order of words, and Spark's: IF NOT EXISTS is behind the kind.
+        # PostgreSQL and Spark agree on the order of the words: IF NOT EXISTS comes after the kind.
         if or_replace and not replaces:
             kind = " ".join(words)
             raise reader.error(
-                f"a {kind} cannot be replaced", hint=f"drop it, or write CREATE {kind}"
+                f"OR REPLACE is not supported for a {kind}",
+                hint=f"drop it first, then write CREATE {kind}",
             )
-        # PostgreSQL's word: an index is always built beside the writers here.
+        # PostgreSQL's CONCURRENTLY changes nothing: building an index never blocks writers here.
         if words == ("INDEX",):
             reader.take("CONCURRENTLY")
         if_not_exists = reader.take("IF", "NOT", "EXISTS")
         if or_replace and if_not_exists:
-            raise reader.error("OR REPLACE and IF NOT EXISTS exclude each other")
+            raise reader.error("OR REPLACE and IF NOT EXISTS cannot be combined")
         command = f"CREATE {' '.join(words)}"
-        return read(reader, _Created(position, command, or_replace, if_not_exists))
+        return read(reader, _CreateHead(position, command, or_replace, if_not_exists))
     raise reader.unexpected(list_words(" ".join(words) for words in _CREATES))
 
 
 def _refuse_create(reader: StatementReader) -> None:
     if reader.follows_any(*_TEMPORARY):
         raise reader.error(
-            f"{reader.peek().word} objects are not kept here",
-            hint="create the object without that word and drop it later, or write the query into"
-            " WITH",
+            f"{reader.peek().word} objects are not supported",
+            hint="create it without that word and drop it later, or put the query into WITH",
         )
     reader.refuse(
         "UNIQUE",
-        problem="an index is not UNIQUE",
-        hint="a PRIMARY KEY of the table keeps rows unique",
+        problem="UNIQUE indexes are not supported",
+        hint="use a PRIMARY KEY of the table",
     )
-    reader.refuse("EXTERNAL", problem="EXTERNAL tables are not kept here", hint="use CREATE SOURCE")
+    reader.refuse("EXTERNAL", problem="EXTERNAL tables are not supported", hint="use CREATE SOURCE")
 
 
-def _create_table(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_table(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = reader.object_name("a table's name")
-    # Columns, or a query that has them; which one is known behind the clauses.
+    # Columns, or a query that defines them. Which of the two is known only after the clauses.
     defined = None
     if reader.follows("("):
         defined = grammar_columns.read_table_elements(reader.bracketed())
@@ -175,17 +181,17 @@ def _create_table(reader: StatementReader, begun: _Created) -> SqlStatement:
         )
 
     defaults = {each.name: each.default for each in columns if each.default is not None}
-    created = begun.statement((name,), request, defaults=defaults)
+    created = head.statement((name,), request, defaults=defaults)
     if defined is None:
         if not reader.follows("AS"):
             raise reader.unexpected("'(' and columns, or AS and a query", hint=_FORMAT_HINT)
         reader.need("AS")
         query = read_query(reader)
-        return CreateTableAsStatement(position=begun.position, created=created, query=query)
+        return CreateTableAsStatement(position=head.position, created=created, query=query)
     reader.refuse(
         "AS",
-        problem="AS cannot follow columns",
-        hint="the query names the columns: CREATE TABLE name AS query",
+        problem="AS cannot follow a list of columns",
+        hint="name the columns in the query: CREATE TABLE name AS query",
     )
     if not reader.ends():
         raise reader.unexpected(
@@ -194,7 +200,7 @@ def _create_table(reader: StatementReader, begun: _Created) -> SqlStatement:
     return created
 
 
-def _create_materialized_view(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_materialized_view(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = reader.object_name("a view's name")
     _refuse_view_columns(reader)
     clauses = _clauses(reader, _MATERIALIZED_CLAUSES)
@@ -202,7 +208,8 @@ def _create_materialized_view(reader: StatementReader, begun: _Created) -> SqlSt
 
     def request() -> api.CreateView:
         properties = dict(clauses.properties)
-        # Spark's settings share the clause with ours, as in Spark's own TBLPROPERTIES.
+        # Spark settings and properties of the service share the clause, as in Spark's own
+        # TBLPROPERTIES.
         conf = {
             key: properties.pop(key) for key in clauses.properties if key.startswith(_SPARK_CONF)
         }
@@ -215,67 +222,67 @@ def _create_materialized_view(reader: StatementReader, begun: _Created) -> SqlSt
             conf,
             clauses.policy,
             numbers.get("target_lag_ms", 0),
-            replace=begun.or_replace,
+            replace=head.or_replace,
             comment=clauses.comment,
         )
 
-    return begun.statement((name,), request, query=query)
+    return head.statement((name,), request, query=query)
 
 
-def _create_view(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_view(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = reader.object_name("a view's name")
     _refuse_view_columns(reader)
     clauses = _clauses(reader, _TABLE_CLAUSES)
     reader.refuse(
         "REFRESH",
-        problem="a plain view has no REFRESH POLICY: it is read afresh each time",
-        hint="write CREATE MATERIALIZED VIEW",
+        problem="a plain view cannot have a REFRESH POLICY: its query runs at each read",
+        hint="use CREATE MATERIALIZED VIEW",
     )
     query = read_as_query(reader, "COMMENT, TBLPROPERTIES or AS and a query")
 
     def request() -> api.CreateView:
-        # Others than ours are metadata that tools attach, and change nothing.
+        # Any other property is metadata that a tool attaches; it has no effect.
         for key in clauses.properties.keys() & set(_PROPERTIES):
-            raise InvalidUsage(f"property {key!r} is one of materialized views")
+            raise InvalidUsage(f"property {key!r} is only for materialized views")
         return api.CreateView(
             0,
             object_name(name),
             "",
-            replace=begun.or_replace,
+            replace=head.or_replace,
             comment=clauses.comment,
             plain=True,
         )
 
-    return begun.statement((name,), request, query=query)
+    return head.statement((name,), request, query=query)
 
 
 def _refuse_view_columns(reader: StatementReader) -> None:
     reader.refuse(
         "(",
-        problem="a view's columns are not listed",
+        problem="a list of columns is not supported for views",
         hint="name them in the query: SELECT expression AS name",
     )
 
 
-def _create_index(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_index(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = None
     if not reader.follows("ON"):
         name = reader.object_name("an index's name or ON")
     reader.need("ON")
     on = reader.object_name("a table's or view's name")
-    # The one kind of PostgreSQL's that looks keys up as ours does.
+    # The only index type of PostgreSQL's that looks up keys as these indexes do.
     if reader.take("USING"):
         reader.need_any("BTREE", "HASH")
     columns = reader.column_names()
     reader.need_end()
-    # Without a name it gets that of its object and columns.
+    # An index without a name is named after its object and columns.
     own = name or ("_".join((on[-1], *columns, "idx")),)
-    return begun.statement(
+    return head.statement(
         (own, on), lambda: api.CreateIndex(0, object_name(own), object_name(on), columns)
     )
 
 
-def _create_source(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_source(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = reader.object_name("a source's name")
     kind, options = _connector(reader)
     tables = None
@@ -289,10 +296,10 @@ def _create_source(reader: StatementReader, begun: _Created) -> SqlStatement:
         wanted = None if tables is None else _named_tables(tables)
         return api.CreateSource(0, object_name(name), *configuration, wanted)
 
-    return begun.statement((name,), request)
+    return head.statement((name,), request)
 
 
-def _create_sink(reader: StatementReader, begun: _Created) -> SqlStatement:
+def _create_sink(reader: StatementReader, head: _CreateHead) -> SqlStatement:
     name = reader.object_name("a sink's name")
     reader.need_any("ON", "FROM")
     on = reader.object_name("a table's or view's name")
@@ -303,11 +310,11 @@ def _create_sink(reader: StatementReader, begun: _Created) -> SqlStatement:
         encoded = json.dumps(typed_options(options)).encode()
         return api.CreateSink(0, object_name(name), object_name(on), kind, encoded)
 
-    return begun.statement((name, on), request)
+    return head.statement((name, on), request)
 
 
 _CREATES: Final[
-    Mapping[tuple[str, ...], tuple[Callable[[StatementReader, _Created], SqlStatement], bool]]
+    Mapping[tuple[str, ...], tuple[Callable[[StatementReader, _CreateHead], SqlStatement], bool]]
 ] = {
     ("TABLE",): (_create_table, False),
     ("MATERIALIZED", "VIEW"): (_create_materialized_view, True),
@@ -316,28 +323,28 @@ _CREATES: Final[
     ("SINK",): (_create_sink, False),
     ("INDEX",): (_create_index, False),
     ("ROLE",): (
-        lambda reader, begun: read_create_role(reader, begun.position, begun.if_not_exists),
+        lambda reader, head: read_create_role(reader, head.position, head.if_not_exists),
         False,
     ),
     ("USER",): (
-        lambda reader, begun: read_create_role(
-            reader, begun.position, begun.if_not_exists, login=True
+        lambda reader, head: read_create_role(
+            reader, head.position, head.if_not_exists, login=True
         ),
         False,
     ),
     ("TOKEN",): (
-        lambda reader, begun: read_create_token(reader, begun.position, begun.if_not_exists),
+        lambda reader, head: read_create_token(reader, head.position, head.if_not_exists),
         False,
     ),
 }
-"""Reader of each kind's definition, and whether OR REPLACE may stand before it."""
+"""The function that reads each kind's definition, and whether OR REPLACE is allowed."""
 
 
 # -- parts of definitions ------------------------------------------------------------------------
 
 
 class _Clauses(NamedTuple):
-    """Clauses of a CREATE, as far as they were given."""
+    """The clauses of a CREATE that were given."""
 
     comment: str = ""
     properties: Mapping[str, str] = {}
@@ -348,7 +355,7 @@ def _clauses(
     reader: StatementReader,
     known: Mapping[tuple[str, ...], tuple[str, Callable[[StatementReader], Any]]],
 ) -> _Clauses:
-    """Take clauses in any order, each at most once."""
+    """Read clauses in any order, each at most once."""
     found: dict[str, Any] = {}
     while True:
         for words, (field, read) in known.items():
@@ -378,26 +385,26 @@ _SPARK_CONF: Final = "spark."
 def _whole_numbers(
     properties: Mapping[str, str], known: Sequence[str] = _PROPERTIES
 ) -> dict[str, int]:
-    """Return properties that are whole numbers. Raises `InvalidUsage` for an unknown one, or for
-    one that is no number."""
+    """Return properties as whole numbers. Raises `InvalidUsage` for an unknown property, or one
+    that is not a whole number."""
     found = {}
     for key, text in properties.items():
         if key not in known:
-            raise InvalidUsage(f"property {key!r}: known are {', '.join(known)}")
+            raise InvalidUsage(f"unknown property {key!r}: expected {', '.join(known)}")
         if not text.strip().lstrip("-").isdecimal():
-            raise InvalidUsage(f"property {key!r} = {text!r}: must be a whole number")
+            raise InvalidUsage(f"invalid property {key!r} = {text!r}: expected a whole number")
         found[key] = int(text)
     return found
 
 
 def read_options(reader: StatementReader) -> dict[str, str]:
-    """Take ``(key value, key = value, …)``; values are texts, numbers or words."""
+    """Read ``(key value, key = value, …)``; values are strings, numbers or words."""
     inner = reader.bracketed("'(' and options")
     found: dict[str, str] = {}
     while True:
         position, key = inner.position, _option_key(inner)
         if key in found:
-            raise inner.error(f"the option {key} is given twice", position=position)
+            raise inner.error(f"option {key} is given twice", position=position)
         inner.take("=")
         found[key] = _option_value(inner, key)
         if not inner.take(","):
@@ -411,7 +418,7 @@ def _option_key(reader: StatementReader) -> str:
         return reader.string()
     parts = [reader.name("an option's name")]
     while reader.take("."):
-        parts.append(reader.name("a name behind the dot"))
+        parts.append(reader.name("a name after the dot"))
     return ".".join(parts)
 
 
@@ -419,11 +426,11 @@ def _option_value(reader: StatementReader, key: str) -> str:
     token = reader.peek()
     if token.kind == "text":
         return reader.string()
-    # The lexer has no negative numbers.
+    # The lexer produces a sign and a number for a negative one.
     sign = reader.take_any("-", "+")
     token = reader.peek()
     if token.kind != "number" and (sign or token.kind != "word"):
-        raise reader.unexpected(f"a value of {key}", hint="a text stands in single quotes")
+        raise reader.unexpected(f"a value of {key}", hint="put a text in single quotes")
     reader.place += 1
     return sign.strip("+") + token.text
 
@@ -436,18 +443,18 @@ _MATERIALIZED_CLAUSES: Final = {**_TABLE_CLAUSES, ("REFRESH", "POLICY"): ("polic
 
 
 def _connector(reader: StatementReader) -> tuple[str, dict[str, str]]:
-    """Take ``USING kind [OPTIONS (…)]``."""
+    """Read ``USING kind [OPTIONS (…)]``."""
     reader.need("USING")
     kind = reader.name("a kind of connector", refused=NO_NAMES).lower()
     return kind, read_options(reader) if reader.take("OPTIONS") else {}
 
 
 _SourceTables: TypeAlias = Sequence[tuple[QualifiedName, QualifiedName]]
-"""Names of tables outside, and here (empty: none was given)."""
+"""Pairs of an upstream table's name and the name it gets here (empty if none is given)."""
 
 
 def _source_tables(reader: StatementReader) -> _SourceTables:
-    """Take ``a AS b, s.c`` to the end."""
+    """Read ``a AS b, s.c`` up to the end of the statement."""
     found = []
     while True:
         outside = reader.object_name("a table of the source")
@@ -474,8 +481,8 @@ _ALL_KINDS: Final = frozenset(KINDS.values())
 
 
 class _Alteration(NamedTuple):
-    """The change of an ALTER: a request for the object's name, and further fields of the
-    statement."""
+    """The change that an ALTER makes: a function from the object's name to the request, and
+    additional fields of the statement."""
 
     request: Callable[[str], api.CatalogStatement]
     fields: Mapping[str, Any] = {}
@@ -495,7 +502,7 @@ def _add_columns(reader: StatementReader) -> _Alteration:
         inner.need_end("NOT NULL, COMMENT, ',' or ')'")
     else:
         columns.add(reader, grammar_columns.read_column(reader, None))
-        # PostgreSQL writes ADD COLUMN before each.
+        # PostgreSQL repeats ADD COLUMN before each column.
         while reader.take(","):
             reader.need("ADD")
             reader.take("COLUMN")
@@ -542,7 +549,7 @@ def _set_properties(reader: StatementReader) -> _Alteration:
 
 
 def _unset_properties(reader: StatementReader) -> _Alteration:
-    # Whether one is set or not: 0 is the default of all.
+    # Removing a property that is not set is allowed anyway: 0 is the default of all.
     reader.take("IF", "EXISTS")
     inner = reader.bracketed("'(' and names of properties")
     keys = inner.sequence(lambda: _option_key(inner))
@@ -570,12 +577,12 @@ _ACTIONS: Final[Mapping[tuple[str, ...], tuple[_Reading, frozenset[str]]]] = {
     ("ADD", "TABLES"): (_add_tables, frozenset({"source"})),
     ("ADD", "TABLE"): (_add_tables, frozenset({"source"})),
 }
-"""Reader of each action, and the kinds of objects that have it. Tools say VIEW for materialized
-ones too."""
+"""The function that reads each action, and the kinds of objects that support it. Tools also write
+VIEW for materialized views."""
 
 
 def read_alter(reader: StatementReader) -> SqlStatement:
-    """Take an ALTER."""
+    """Read an ALTER statement."""
     position = reader.position
     reader.need("ALTER")
     if reader.take_any("ROLE", "USER"):
@@ -583,7 +590,7 @@ def read_alter(reader: StatementReader) -> SqlStatement:
     kind = read_kind(reader)
     if_exists = reader.take("IF", "EXISTS")
     name = reader.object_name(f"the name of a {kind}")
-    # An action that this kind does not have is as unknown as any other.
+    # An action that this kind does not support is reported like any unknown one.
     actions = {words: read for words, (read, kinds) in _ACTIONS.items() if kind in kinds}
     read = next((read for words, read in actions.items() if reader.take(*words)), None)
     if read is None:
@@ -605,7 +612,7 @@ def read_alter(reader: StatementReader) -> SqlStatement:
 
 
 def read_drop(reader: StatementReader) -> SqlStatement:
-    """Take a DROP."""
+    """Read a DROP statement."""
     position = reader.position
     reader.need("DROP")
     if reader.take_any("ROLE", "USER"):
@@ -637,11 +644,11 @@ def read_drop(reader: StatementReader) -> SqlStatement:
 
 
 def read_comment_on(reader: StatementReader) -> SqlStatement:
-    """Take a COMMENT ON."""
+    """Read a COMMENT ON statement."""
     position = reader.position
     reader.need("COMMENT", "ON")
     for word in ("SCHEMA", "DATABASE"):
-        reader.refuse(word, problem="the one schema, public, has no comment")
+        reader.refuse(word, problem="the schema public cannot have a comment")
     kind = "column" if reader.take("COLUMN") else ""
     if not kind:
         if not any(reader.follows(*words) for words in KINDS):
@@ -651,10 +658,12 @@ def read_comment_on(reader: StatementReader) -> SqlStatement:
     name = reader.object_name(f"the name of a {kind}")
     column = ""
     if kind == "column":
-        # A column alone would be one of any table.
+        # A column name alone could belong to any table.
         if len(name) < 2:
             raise reader.error(
-                "a column is named with its object", hint="write object.column", position=at
+                "a column must be qualified with its object",
+                hint="write object.column",
+                position=at,
             )
         *parts, column = name
         name = tuple(parts)

@@ -1,4 +1,4 @@
-"""Grammar of changes of rows: INSERT, UPDATE, DELETE, MERGE, COPY. Pure."""
+"""Grammar of statements that change rows: INSERT, UPDATE, DELETE, MERGE and COPY. Pure."""
 
 from __future__ import annotations
 
@@ -39,29 +39,30 @@ _MERGE_HINT: Final = "use MERGE INTO"
 def _refuse_returning(reader: StatementReader) -> None:
     reader.refuse(
         "RETURNING",
-        problem="RETURNING is not known here",
+        problem="RETURNING is not supported here",
         hint="read the rows with a SELECT in the same transaction",
     )
 
 
-# Clauses of a query: behind RETURNING there is none.
+# Clauses of a query, which cannot follow RETURNING.
 _NO_CLAUSES: Final = ("FROM", "WHERE", "GROUP", "HAVING", "ORDER", "LIMIT", "UNION", "WINDOW")
 
 
 def _returning(reader: StatementReader) -> tuple[TextSpan, ...]:
-    """Take ``RETURNING expression, …``, which is PostgreSQL's; none if it does not come."""
+    """Read ``RETURNING expression, …``, which is PostgreSQL's. Return () if it does not come
+    next."""
     if reader.dialect is not SqlDialect.POSTGRES:
         _refuse_returning(reader)
     if not reader.take("RETURNING"):
         return ()
     first = reader.place
     found = reader.sequence(lambda: reader.extent("a column or an expression", ",", *_NO_CLAUSES))
-    # A query would see other rows than those of the statement's own time.
+    # A query would not see the rows at the time of the statement.
     refuse_queries(
         reader,
         first,
-        problem="RETURNING has no queries here",
-        hint="read with a SELECT in the same transaction",
+        problem="RETURNING cannot contain a query",
+        hint="use a SELECT in the same transaction",
     )
     return found
 
@@ -70,16 +71,16 @@ def _returning(reader: StatementReader) -> tuple[TextSpan, ...]:
 
 
 def read_insert(reader: StatementReader) -> InsertStatement:
-    """Take an INSERT."""
+    """Read an INSERT statement."""
     position = reader.position
     reader.need("INSERT")
     reader.refuse(
         "OVERWRITE",
-        problem="INSERT OVERWRITE is not known here",
+        problem="INSERT OVERWRITE is not supported",
         hint="use DELETE FROM and INSERT INTO, in one transaction",
     )
     reader.need("INTO")
-    # Spark's INSERT INTO TABLE t; a table may have that name, too.
+    # Spark's INSERT INTO TABLE t; a table may also be named ``table``.
     if reader.follows("TABLE") and not reader.peek(1).word.startswith((".", "(")):
         reader.take("TABLE")
     table = reader.object_name("a table's name")
@@ -87,12 +88,14 @@ def read_insert(reader: StatementReader) -> InsertStatement:
     columns = None
     if reader.follows("(") and not _is_query_in_brackets(reader):
         columns = reader.column_names()
-    reader.refuse("BY", problem="INSERT BY NAME is not known here", hint="list the columns")
+    reader.refuse("BY", problem="INSERT BY NAME is not supported", hint="list the columns")
     rows = query = None
     default_values = reader.follows("DEFAULT")
     if default_values:
         if columns is not None:
-            raise reader.error("DEFAULT VALUES are of all columns", hint="leave their list out")
+            raise reader.error(
+                "DEFAULT VALUES cannot follow a list of columns", hint="remove the list"
+            )
         reader.need("DEFAULT", "VALUES")
     elif not reader.follows("VALUES") or (rows := _rows(reader)) is None:
         query = _inserted_query(reader)
@@ -118,7 +121,9 @@ def _conflict(reader: StatementReader) -> ConflictClause | None:
         return None
     columns: tuple[str, ...] = ()
     reader.refuse(
-        "ON", problem="constraints have no names here", hint="name the PRIMARY KEY's columns"
+        "ON",
+        problem="constraints cannot be referred to by name",
+        hint="list the columns of the PRIMARY KEY",
     )
     if reader.follows("("):
         columns = reader.column_names()
@@ -134,18 +139,18 @@ def _conflict(reader: StatementReader) -> ConflictClause | None:
 
 
 def _is_query_in_brackets(reader: StatementReader) -> bool:
-    """Return whether the bracket that comes next holds a query and no column names."""
+    """Return whether the next bracket holds a query rather than column names."""
     ahead = 0
     while reader.peek(ahead).word == "(":
         ahead += 1
-    # A column may have the name of a keyword: then a comma or a bracket follows.
+    # A column may have the name of a keyword; a comma or a bracket then follows it.
     is_name = reader.peek(ahead + 1).word in (",", ")")
     return reader.peek(ahead).word in ("SELECT", "WITH", "VALUES", "FROM", "TABLE") and not is_name
 
 
 def _rows(reader: StatementReader) -> tuple[tuple[TextSpan, ...], ...] | None:
-    """Take ``VALUES (…), (…)`` to the end; None, with nothing taken, if VALUES is only the begin
-    of a query."""
+    """Read ``VALUES (…), (…)`` up to the end. Return None, with nothing read, if VALUES is only the
+    start of a query."""
     begin = reader.place
     reader.need("VALUES")
     rows = []
@@ -156,7 +161,7 @@ def _rows(reader: StatementReader) -> tuple[tuple[TextSpan, ...], ...] | None:
         if reader.ends():
             raise reader.unexpected("'(' and values")
     ends = reader.ends() or reader.follows("ON", "CONFLICT") or reader.follows("RETURNING")
-    # Spark knows rows without brackets, and VALUES as one side of a UNION.
+    # Spark accepts rows without brackets, and VALUES as one side of a UNION.
     if ends and rows and reader.tokens[reader.place - 1].word != ",":
         return tuple(rows)
     reader.place = begin
@@ -167,7 +172,7 @@ def _inserted_query(reader: StatementReader) -> QueryStatement:
     if not begins_query(reader):
         raise reader.unexpected("VALUES or a query")
     begin = reader.place
-    # Keywords of PostgreSQL's: no name of its dialect without quotes.
+    # Keywords of PostgreSQL's, which its dialect cannot use as unquoted names.
     while reader.dialect is SqlDialect.POSTGRES and not reader.ends():
         if reader.follows("ON", "CONFLICT") or reader.follows("RETURNING"):
             return read_query(reader.part(begin, reader.place))
@@ -180,15 +185,15 @@ def _inserted_query(reader: StatementReader) -> QueryStatement:
 
 
 def read_update(reader: StatementReader) -> UpdateStatement:
-    """Take an UPDATE."""
+    """Read an UPDATE statement."""
     position = reader.position
     reader.need("UPDATE")
     table = reader.object_name("a table's name")
     alias = reader.alias()
     reader.need("SET")
-    # FROM and RETURNING are stops, so that they are refused by their names.
+    # FROM and RETURNING end the assignments, so that the errors below name them.
     assignments = _assignments(reader, "WHERE", "FROM", "RETURNING")
-    reader.refuse("FROM", problem="UPDATE … FROM is not known here", hint=_MERGE_HINT)
+    reader.refuse("FROM", problem="UPDATE … FROM is not supported", hint=_MERGE_HINT)
     where, returning = _where(reader)
     return UpdateStatement(
         position=position,
@@ -201,7 +206,7 @@ def read_update(reader: StatementReader) -> UpdateStatement:
 
 
 def _where(reader: StatementReader) -> tuple[TextSpan | None, tuple[TextSpan, ...]]:
-    """Take ``WHERE condition RETURNING expressions`` to the end."""
+    """Read ``WHERE condition RETURNING expressions`` up to the end. Both parts are optional."""
     where = reader.extent("a condition", "RETURNING") if reader.take("WHERE") else None
     returning = _returning(reader)
     reader.need_end(
@@ -211,15 +216,17 @@ def _where(reader: StatementReader) -> tuple[TextSpan | None, tuple[TextSpan, ..
 
 
 def _assignments(reader: StatementReader, *stops: str) -> tuple[ColumnAssignment, ...]:
-    """Take ``column = value, …`` up to one of `stops`."""
+    """Read ``column = value, …`` up to one of `stops`."""
 
     def assignment() -> ColumnAssignment:
         reader.refuse(
-            "(", problem="columns are not set as a row", hint="write column = value for each"
+            "(",
+            problem="assigning a row to several columns is not supported",
+            hint="write column = value for each column",
         )
         parts = [reader.name("a column")]
         while reader.take("."):
-            parts.append(reader.name("a name behind the dot"))
+            parts.append(reader.name("a name after the dot"))
         reader.need("=")
         return ColumnAssignment(tuple(parts), reader.extent("a value", ",", *stops))
 
@@ -227,12 +234,12 @@ def _assignments(reader: StatementReader, *stops: str) -> tuple[ColumnAssignment
 
 
 def read_delete(reader: StatementReader) -> DeleteStatement:
-    """Take a DELETE."""
+    """Read a DELETE statement."""
     position = reader.position
     reader.need("DELETE", "FROM")
     table = reader.object_name("a table's name")
     alias = reader.alias("RETURNING")
-    reader.refuse("USING", problem="DELETE … USING is not known here", hint=_MERGE_HINT)
+    reader.refuse("USING", problem="DELETE … USING is not supported", hint=_MERGE_HINT)
     where, returning = _where(reader)
     return DeleteStatement(
         position=position, table=table, alias=alias, where=where, returning=returning
@@ -240,14 +247,18 @@ def read_delete(reader: StatementReader) -> DeleteStatement:
 
 
 def read_truncate(reader: StatementReader) -> DeleteStatement:
-    """Take a TRUNCATE, which is a DELETE of all rows."""
+    """Read a TRUNCATE statement, which is a DELETE of all rows."""
     position = reader.position
     reader.need("TRUNCATE")
     reader.take("TABLE")
     table = reader.object_name("a table's name")
-    reader.refuse(",", problem="TRUNCATE takes one table here", hint="use a transaction for more")
-    reader.refuse("PARTITION", problem="tables have no partitions here", hint="use DELETE")
-    # Columns have no sequences, and no table refers to another.
+    reader.refuse(
+        ",",
+        problem="TRUNCATE supports one table only",
+        hint="truncate several tables in one transaction",
+    )
+    reader.refuse("PARTITION", problem="partitions are not supported", hint="use DELETE")
+    # Ignored: columns have no sequences, and no table refers to another.
     reader.take("RESTART", "IDENTITY")
     reader.take("CONTINUE", "IDENTITY")
     reader.take("RESTRICT")
@@ -258,11 +269,11 @@ def read_truncate(reader: StatementReader) -> DeleteStatement:
 
 
 def read_merge(reader: StatementReader) -> MergeStatement:
-    """Take a MERGE."""
+    """Read a MERGE statement."""
     position = reader.position
     reader.need("MERGE")
     reader.refuse(
-        "WITH", "SCHEMA", problem="SCHEMA EVOLUTION is not known here", hint="use ALTER TABLE"
+        "WITH", "SCHEMA", problem="SCHEMA EVOLUTION is not supported", hint="use ALTER TABLE"
     )
     reader.need("INTO")
     table = reader.object_name("a table's name")
@@ -300,7 +311,7 @@ def read_merge(reader: StatementReader) -> MergeStatement:
 
 
 def _written_rows(reader: StatementReader) -> WrittenRows | None:
-    """Take ``SELECT * FROM (VALUES (…), (…)) AS v(a, b)``; None for another query."""
+    """Read ``SELECT * FROM (VALUES (…), (…)) AS v(a, b)``. Return None for any other query."""
     if not reader.take("SELECT", "*", "FROM") or not reader.follows("(", "VALUES", "("):
         return None
     inside = reader.bracketed()
@@ -309,7 +320,7 @@ def _written_rows(reader: StatementReader) -> WrittenRows | None:
         named = reader.alias() is not None and reader.follows("(")
         names = reader.column_names() if named else ()
     except SqlSyntaxError:
-        return None  # Spark says what is wrong with it
+        return None  # Spark reports the error.
     is_whole = rows is not None and inside.ends() and reader.ends()
     return WrittenRows(names, rows) if rows and names and is_whole else None
 
@@ -321,7 +332,7 @@ def _merge_clause(reader: StatementReader) -> MergeClause:
     condition = reader.extent("a condition", "THEN") if reader.take("AND") else None
     if not reader.take("THEN"):
         raise reader.unexpected("AND or THEN" if condition is None else "THEN")
-    # Each kind of match has rows on one side only that an action can use.
+    # Each kind of match has rows on one side only, which limits its actions.
     inserts = match == "not matched"
     fields: dict[str, Any] = {"action": "nothing"}
     if reader.take("DO", "NOTHING"):
@@ -357,7 +368,8 @@ def _merge_update(reader: StatementReader) -> dict[str, Any]:
 def _merge_insert(reader: StatementReader) -> dict[str, Any]:
     if reader.take("*"):
         return {"action": "insert all"}
-    # Without columns the values are for all, which only the table can tell.
+    # Without a list of columns there is a value for each column of the table, whose number is not
+    # known here.
     at = reader.position
     columns = reader.column_names() if reader.follows("(") else ()
     reader.need("VALUES")
@@ -376,11 +388,11 @@ _BINARY_HAS_NONE: Final = ("delimiter", "null", "header", "quote", "escape")
 
 
 def read_copy(reader: StatementReader) -> CopyStatement:
-    """Take a COPY."""
+    """Read a COPY statement."""
     position = reader.position
     reader.need("COPY")
     options = _CopyOptionsReader()
-    # COPY BINARY t is the oldest form, and PostgreSQL still takes it.
+    # COPY BINARY t is the oldest form, which PostgreSQL still accepts.
     is_name = reader.peek(1).kind in ("word", "name") and reader.peek(1).word not in ("FROM", "TO")
     if reader.follows("BINARY") and is_name:
         options.take(reader, "format", lambda: _old_format(reader))
@@ -394,11 +406,12 @@ def read_copy(reader: StatementReader) -> CopyStatement:
     at = reader.position
     word = reader.need_any("FROM", "TO")
     if word == "FROM" and source is not None:
-        raise reader.error("a query is copied TO STDOUT only", position=at)
+        raise reader.error("a query can only be copied TO STDOUT", position=at)
     if not reader.take("STDIN" if word == "FROM" else "STDOUT"):
         raise reader.unexpected(
             "STDIN" if word == "FROM" else "STDOUT",
-            hint="files of the server are read by CREATE SOURCE, and written by CREATE SINK",
+            hint="COPY cannot use files on the server: use CREATE SOURCE to read them, CREATE SINK"
+            " to write them",
         )
     if reader.follows("WITH", "(") or reader.follows("("):
         reader.take("WITH")
@@ -422,21 +435,22 @@ def _old_format(reader: StatementReader) -> str:
 
 
 class _CopyOptionsReader:
-    """Options of a COPY that were read, and where."""
+    """The options of a COPY that were read."""
 
     def __init__(self) -> None:
+        # Value of each option, and the offset in the statement that its errors point at.
         self._values: dict[str, Any] = {}
         self._positions: dict[str, int] = {}
 
     def take(self, reader: StatementReader, option: str, read: Callable[[], Any]) -> None:
-        """Read an option. Raises `SqlSyntaxError` if it is there already."""
+        """Read the value of an option. Raises `SqlSyntaxError` if the option was already given."""
         position = reader.position
         if option in self._values:
-            raise reader.error(f"the option {option.upper()} is given twice")
+            raise reader.error(f"option {option.upper()} is given twice")
         self._values[option], self._positions[option] = read(), position
 
     def read_list(self, reader: StatementReader) -> None:
-        """Take the options of ``WITH (…)``."""
+        """Read the options of ``WITH (…)``."""
         reader.sequence(lambda: self._one(reader))
         reader.need_end("',' or ')'")
 
@@ -450,14 +464,14 @@ class _CopyOptionsReader:
                 self.take(reader, "header", lambda: _header(reader))
             case "ENCODING":
                 self.take(reader, "encoding", lambda: _encoding(reader))
-            # The others have a text.
+            # All others take a string.
             case _:
                 self.take(reader, _COPY_TEXTS[word], reader.string)
-        # An error about the value points at the option.
+        # Errors about the value point at the option.
         self._positions[_COPY_TEXTS.get(word, word.lower())] = position
 
     def read_old(self, reader: StatementReader) -> None:
-        """Take options as they were written before PostgreSQL 9: ``CSV HEADER NULL AS ''``."""
+        """Read options in the syntax from before PostgreSQL 9: ``CSV HEADER NULL AS ''``."""
         while not reader.ends():
             if reader.follows_any("BINARY", "CSV"):
                 self.take(reader, "format", lambda: _old_format(reader))
@@ -469,7 +483,8 @@ class _CopyOptionsReader:
                 self.take(reader, _COPY_TEXTS[word], reader.string)
 
     def made(self, reader: StatementReader) -> CopyOptions:
-        """Return the options with the format's defaults."""
+        """Return the options, completed with the defaults of the format. Raises `SqlSyntaxError`
+        for values that cannot be combined."""
         given = self._values
         format_: CopyFormat = given.get("format", "text")
         self._check(reader, format_)
@@ -486,29 +501,29 @@ class _CopyOptionsReader:
         )
 
     def _check(self, reader: StatementReader, format_: CopyFormat) -> None:
-        # The rules of PostgreSQL's ProcessCopyOptions, as its clients expect them.
+        # The rules of PostgreSQL's ProcessCopyOptions, which its clients expect.
         for option in ("quote", "escape"):
             if option in self._values and format_ != "csv":
-                raise self._wrong(reader, option, "belongs to the format csv")
+                raise self._wrong(reader, option, "is only for the format csv")
         for option in _BINARY_HAS_NONE:
             if option in self._values and format_ == "binary":
-                raise self._wrong(reader, option, "does not belong to the format binary")
+                raise self._wrong(reader, option, "cannot be used with the format binary")
         for option in ("delimiter", "quote", "escape"):
             value = self._values.get(option)
             if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n"):
-                raise self._wrong(reader, option, "is one character of ASCII")
-        # Else a row could not be told from two, or a NULL from two columns.
+                raise self._wrong(reader, option, "must be a single ASCII character")
+        # Otherwise one row could be read as two, or a NULL as two columns.
         null = self._values.get("null", "")
         if "\r" in null or "\n" in null:
-            raise self._wrong(reader, "null", "cannot have a line's end")
+            raise self._wrong(reader, "null", "cannot contain a line break")
         delimiter = self._values.get("delimiter")
         if delimiter is not None and (delimiter in null or delimiter == self._values.get("quote")):
-            raise self._wrong(reader, "delimiter", "must not be in NULL, nor be QUOTE")
+            raise self._wrong(
+                reader, "delimiter", "must not occur in NULL and must differ from QUOTE"
+            )
 
     def _wrong(self, reader: StatementReader, option: str, problem: str) -> Exception:
-        return reader.error(
-            f"the option {option.upper()} {problem}", position=self._positions[option]
-        )
+        return reader.error(f"option {option.upper()} {problem}", position=self._positions[option])
 
 
 _COPY_TEXTS: Final[Mapping[str, str]] = {
@@ -518,7 +533,7 @@ _COPY_TEXTS: Final[Mapping[str, str]] = {
     "QUOTE": "quote",
     "ESCAPE": "escape",
 }
-"""Options whose value is a text."""
+"""Options whose value is a string."""
 
 
 def _format(reader: StatementReader) -> CopyFormat:
@@ -527,8 +542,8 @@ def _format(reader: StatementReader) -> CopyFormat:
     found = _FORMATS.get(name.lower())
     if found is None:
         raise reader.error(
-            f"the format {name!r} is not known",
-            hint=f"known are {list_words(_FORMATS)}",
+            f"unknown format {name!r}",
+            hint=f"use {list_words(_FORMATS)}",
             position=token.start,
         )
     return found
@@ -541,7 +556,5 @@ def _header(reader: StatementReader) -> bool | str:
 def _encoding(reader: StatementReader) -> str:
     position, name = reader.position, reader.string()
     if name.upper().replace("-", "") not in ("UTF8", "UNICODE"):
-        raise reader.error(
-            f"the encoding {name!r} is not known", hint="data are UTF8", position=position
-        )
+        raise reader.error(f"unsupported encoding {name!r}", hint="use UTF8", position=position)
     return name

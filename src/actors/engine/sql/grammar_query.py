@@ -1,8 +1,8 @@
-"""Grammar of queries and of SUBSCRIBE: their extents, and the times that they name.
+"""Grammar of queries and of SUBSCRIBE: where they end, and the times that they name.
 
-A query is not read: only its ``AS OF`` clauses are. One at the very end is the time of the whole
-query and no part of its text. ``name TIMESTAMP AS OF …`` is Spark's and stays in the text; it is
-told as a `QueryPin`. Pure.
+Of a query, only the ``AS OF`` clauses are parsed. A clause at the very end is the time of the whole
+query and not part of its text. ``name TIMESTAMP AS OF …`` is Spark's: it stays in the text and is
+returned as a `QueryPin`. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actors.engine.sql.statements import (
 from actors.engine.sql.tokens import SqlDialect, SqlToken
 
 QUERY_WORDS: Final = ("SELECT", "WITH", "VALUES", "FROM", "TABLE", "(")
-"""Words and signs that a query begins with."""
+"""Words and signs that start a query."""
 _ROW_VERBS: Final = ("INSERT", "UPDATE", "DELETE", "MERGE")
 _PIN_WORDS: Final = ("TIMESTAMP", "SYSTEM_TIME", "VERSION", "SYSTEM_VERSION")
 _NO_RELATIONS: Final = NO_NAMES | {"JOIN", "LATERAL", "TABLE"}
@@ -31,16 +31,18 @@ _LITERAL_WORDS: Final = frozenset(
 _TIME_CALLS: Final = _LITERAL_WORDS | frozenset(
     {"CAST", "NOW", "CURRENT_TIMESTAMP", "CURRENT_DATE", "TO_TIMESTAMP", "TIMESTAMP_MILLIS"}
 )
-"""Functions in an ``AS OF`` at the end; another word there may be part of the query."""
-AS_OF_HINT: Final = "AS OF takes milliseconds since 1970, or a timestamp in quotes"
+"""Functions that an ``AS OF`` at the end may call. Any other word there may be part of the
+query."""
+AS_OF_HINT: Final = "AS OF takes milliseconds since 1970-01-01, or a timestamp in quotes"
 
 
 _IN_BRACKETS: Final = frozenset({"FROM", "TABLE", "VALUES", "WITH", "MAP", "REDUCE"})
-"""Words behind a bracket with which a query may begin; SELECT is none without it."""
+"""Words with which a query in brackets may start, apart from SELECT, which every other query
+has."""
 
 
 def refuse_queries(reader: StatementReader, first: int, *, problem: str, hint: str) -> None:
-    """Raise `SqlSyntaxError` for a query among the tokens from `first` up to the next one."""
+    """Raise `SqlSyntaxError` if the tokens from `first` up to the next one contain a query."""
     for place in range(first, reader.place):
         token, before = reader.tokens[place], reader.tokens[place - 1]
         if token.word == "SELECT" or (before.text == "(" and token.word in _IN_BRACKETS):
@@ -53,14 +55,14 @@ def begins_query(reader: StatementReader) -> bool:
 
 
 def read_query(reader: StatementReader) -> QueryStatement:
-    """Take all tokens that are left as a query."""
+    """Read all remaining tokens as a query."""
     if not begins_query(reader):
         raise reader.unexpected("a query", hint=f"a query begins with {list_words(QUERY_WORDS)}")
     _refuse_rows_with(reader)
     clauses = _as_of_clauses(reader)
     first, last = reader.place, reader.last
     as_of = None
-    # Only the last one can stand at the end.
+    # Only the last clause can be at the end.
     if clauses and (trailing := _trailing(reader, clauses[-1])) is not None:
         last, as_of = clauses.pop(), trailing
     pins = (_pin(reader, place) for place in clauses)
@@ -75,34 +77,34 @@ def read_query(reader: StatementReader) -> QueryStatement:
 
 
 def read_query_text(reader: StatementReader, expected: str = "a query") -> TextSpan:
-    """Take all tokens that are left as a query that is followed: it can name no times."""
+    """Read all remaining tokens as a query whose changes are followed: it cannot name times."""
     if not begins_query(reader):
         raise reader.unexpected(expected)
     query = read_query(reader)
-    hint = "the query is followed as its inputs change"
+    hint = "the query is kept up to date as its inputs change"
     if query.as_of is not None:
-        raise reader.error("AS OF cannot stand here", hint=hint, position=query.as_of.start)
+        raise reader.error("AS OF is not allowed here", hint=hint, position=query.as_of.start)
     for pin in query.pins:
-        raise reader.error("AS OF cannot stand here", hint=hint, position=pin.clause.start)
+        raise reader.error("AS OF is not allowed here", hint=hint, position=pin.clause.start)
     return query.query
 
 
 def _refuse_rows_with(reader: StatementReader) -> None:
-    """Refuse ``WITH … INSERT``: there the query ends in something else."""
+    """Refuse ``WITH … INSERT`` and the like, where a query does not follow WITH."""
     if not reader.follows("WITH"):
         return
     place = reader.place
     while place < reader.last:
         after = reader.tokens[place + 1] if place + 1 < reader.last else None
-        # Behind a table expression of WITH, or behind its list of columns.
+        # After a table expression of WITH, or after its list of columns.
         closed = reader.tokens[place].text == ")" and after is not None
         if closed and after is not None and after.word in _ROW_VERBS:
             raise reader.error(
-                f"{after.word} cannot stand behind WITH",
-                hint=f"WITH belongs to the query: {after.word} … WITH …",
+                f"{after.word} cannot follow WITH",
+                hint=f"put WITH into the query: {after.word} … WITH …",
                 position=after.start,
             )
-        # To the closing bracket itself, which this looks for.
+        # Skip to the closing bracket itself, which this loop tests for.
         place = reader.partners.get(place, place + 1)
 
 
@@ -110,7 +112,7 @@ def _refuse_rows_with(reader: StatementReader) -> None:
 
 
 def _as_of_clauses(reader: StatementReader) -> list[int]:
-    """Return the places of AS in all ``AS OF`` that are left, in brackets too."""
+    """Return the places of AS in all remaining ``AS OF``, including those in brackets."""
     tokens = reader.tokens
     return [
         place - 1
@@ -122,8 +124,8 @@ def _as_of_clauses(reader: StatementReader) -> list[int]:
 
 
 def _trailing(reader: StatementReader, place: int) -> TextSpan | None:
-    """Return the expression of an ``AS OF`` that ends the query; None if this one does not, or is
-    a relation's own."""
+    """Return the expression of an ``AS OF`` that ends the query. Return None if this one does not,
+    or if it belongs to a relation."""
     if place <= reader.place or _pin(reader, place) is not None:
         return None
     end = _expression_end(reader, place + 2, _TIME_CALLS)
@@ -136,16 +138,17 @@ class _PinnedName(NamedTuple):
 
 
 def _pinned_name(reader: StatementReader, place: int) -> _PinnedName | None:
-    """Return where the name of ``name [FOR] TIMESTAMP AS OF`` begins, for the place of AS."""
+    """Return the place where the name in ``name [FOR] TIMESTAMP AS OF`` starts, given the place of
+    AS."""
     tokens, least = reader.tokens, reader.place
-    # Read backwards from AS, as nothing before it says that a relation begins.
+    # Read backwards from AS, since nothing before it marks the start of a relation.
     word = tokens[place - 1].word
     if word not in _PIN_WORDS:
         return None
     at = place - 2
     if at > least and tokens[at].word == "FOR":
         at -= 1
-    # In `FROM timestamp AS OF 5` it is a table's name, and the time is the query's.
+    # In `FROM timestamp AS OF 5` it is the name of a table, and the time is that of the query.
     if at <= least or not _is_relation(tokens[at]):
         return None
     while at - 2 > least and tokens[at - 1].word == "." and tokens[at - 2].kind in ("word", "name"):
@@ -158,7 +161,7 @@ def _is_relation(token: SqlToken) -> bool:
 
 
 def _pin(reader: StatementReader, place: int) -> QueryPin | None:
-    """Return the pinned relation of an ``AS OF``; None if it is something else."""
+    """Return the pinned relation of an ``AS OF``; None if it does not belong to one."""
     found = _pinned_name(reader, place)
     end = _expression_end(reader, place + 2, None) if found is not None else 0
     if found is None or not end:
@@ -181,14 +184,14 @@ def _part(token: SqlToken, dialect: SqlDialect) -> str:
 
 
 def _expression_end(reader: StatementReader, place: int, calls: frozenset[str] | None) -> int:
-    """Return the place behind operands with ``+`` and ``-`` between them, 0 if there are none.
+    """Return the place after operands joined by ``+`` and ``-``; 0 if there are none.
 
-    `calls`: the words that may be functions or stand for a time; None: all that are no keywords.
+    `calls`: the words that may be functions or denote a time; None: all that are not keywords.
     """
     end = _operand_end(reader, place, calls)
     while end and end < reader.last and reader.tokens[end].word in ("+", "-"):
         further = _operand_end(reader, end + 1, calls)
-        # A sign without an operand is Spark's to complain about.
+        # A sign without an operand: Spark reports the error.
         if not further:
             break
         end = further
@@ -218,7 +221,7 @@ def _operand_end(reader: StatementReader, place: int, calls: frozenset[str] | No
 def _word_end(reader: StatementReader, place: int, calls: frozenset[str] | None) -> int:
     token = reader.tokens[place]
     following = reader.tokens[place + 1] if place + 1 < reader.last else None
-    # A keyword goes on with the query: `SELECT a AS of FROM t`.
+    # A keyword continues the query: `SELECT a AS of FROM t`.
     if token.kind not in ("word", "name") or token.word in _NO_RELATIONS:
         return 0
     if following is not None and following.kind == "text" and token.word in _LITERAL_WORDS:
@@ -229,7 +232,7 @@ def _word_end(reader: StatementReader, place: int, calls: frozenset[str] | None)
 
 
 def _interval_end(reader: StatementReader, place: int) -> int:
-    """Return the place behind ``'…' unit TO unit`` or ``number unit number unit``."""
+    """Return the place after ``'…' unit TO unit`` or ``number unit number unit``."""
     first = place
     while place < reader.last and reader.tokens[place].kind in ("number", "text"):
         place += 1
@@ -249,7 +252,7 @@ _UNITS: Final = frozenset(word + ending for word in _UNIT_WORDS.split() for endi
 
 
 def read_subscribe(reader: StatementReader) -> SubscribeStatement:
-    """Take ``SUBSCRIBE [TO] (query)|name [WITH (…)] [AS OF t] [UP TO t]``."""
+    """Read ``SUBSCRIBE [TO] (query)|name [WITH (…)] [AS OF t] [UP TO t]``."""
     position = reader.position
     reader.need("SUBSCRIBE")
     reader.take("TO")
@@ -258,7 +261,7 @@ def read_subscribe(reader: StatementReader) -> SubscribeStatement:
         query = read_query_text(reader.bracketed())
     elif begins_query(reader):
         raise reader.unexpected(
-            "a name or a query in brackets", hint="the query of a SUBSCRIBE stands in brackets"
+            "a name or a query in brackets", hint="put the query of a SUBSCRIBE in brackets"
         )
     else:
         name = reader.object_name("a name or a query in brackets")
@@ -278,7 +281,7 @@ def read_subscribe(reader: StatementReader) -> SubscribeStatement:
 
 
 def read_time(reader: StatementReader) -> TextSpan:
-    """Take the expression of an ``AS OF`` or ``UP TO``."""
+    """Read the expression of an ``AS OF`` or ``UP TO``."""
     end = _expression_end(reader, reader.place, _TIME_CALLS)
     if not end:
         raise reader.unexpected("a time", hint=AS_OF_HINT)
@@ -293,7 +296,7 @@ def _subscribe_flags(reader: StatementReader) -> dict[str, bool]:
     while True:
         flag = inner.need_any("SNAPSHOT", "PROGRESS")
         if flag in found:
-            raise inner.error(f"{flag} is given twice")
+            raise inner.error(f"option {flag} is given twice")
         found[flag] = read_flag(inner)
         if not inner.take(","):
             break
@@ -302,7 +305,7 @@ def _subscribe_flags(reader: StatementReader) -> dict[str, bool]:
 
 
 def read_flag(reader: StatementReader) -> bool:
-    """Take ``[=] true|false`` behind an option's name; the name alone means true."""
+    """Read ``[=] true|false`` after the name of an option; the name alone means true."""
     given = reader.take("=")
     token = reader.peek()
     word = token.text.strip("'").upper()
@@ -327,14 +330,14 @@ _FLAGS: Final = {
 
 
 def read_query_or_subscribe(reader: StatementReader) -> QueryStatement | SubscribeStatement:
-    """Take all tokens that are left as a query or a SUBSCRIBE: what COPY and cursors read."""
+    """Read all remaining tokens as a query or a SUBSCRIBE, for COPY and cursors."""
     if reader.follows("SUBSCRIBE"):
         return read_subscribe(reader)
     return read_query(reader)
 
 
 def read_as_query(reader: StatementReader, expected: str) -> TextSpan:
-    """Take ``AS query`` at the end of a definition."""
+    """Read ``AS query`` at the end of a definition."""
     if not reader.take("AS"):
         raise reader.unexpected(expected)
     return read_query_text(reader)

@@ -34,10 +34,10 @@ _RIGHTS: Final[Mapping[str, tuple[AccessRight, ...]]] = {
     "DELETE": ("write",),
     "ALL": ("read", "write"),
 }
-"""Rights of this service by their words, and by those of PostgreSQL."""
+"""The rights, by the service's own words and by PostgreSQL's."""
 _WHOLE_SERVICE: Final[tuple[AccessRight, ...]] = ("connect", "execute code")
-"""Rights that are given without ON, whatever it names: PostgreSQL's CONNECT is on a database, and
-any role has it."""
+"""Rights that are granted without ON. An ON after them is ignored: PostgreSQL's CONNECT names a
+database, and every role has it."""
 _OBJECT_WORDS: Final = ("TABLE", "VIEW", "SOURCE", "SINK", "INDEX")
 _ROLE_OPTIONS: Final = ("LOGIN", "NOLOGIN", "PASSWORD")
 
@@ -45,7 +45,7 @@ _ROLE_OPTIONS: Final = ("LOGIN", "NOLOGIN", "PASSWORD")
 def read_create_role(
     reader: StatementReader, position: int, if_not_exists: bool, *, login: bool = False
 ) -> ChangeStatement:
-    """Take what follows CREATE ROLE; `login`: the default."""
+    """Read the rest of a CREATE ROLE. `login`: whether the role may log in by default."""
     name = reader.name("a role's name")
     reader.take("WITH")
     options = _role_options(reader)
@@ -61,14 +61,14 @@ def read_create_role(
 
 
 def read_alter_role(reader: StatementReader, position: int) -> ChangeStatement:
-    """Take what follows ALTER ROLE."""
+    """Read the rest of an ALTER ROLE."""
     name = reader.name("a role's name")
     reader.take("WITH")
     for word in ("SET", "RESET", "IN"):
         reader.refuse(
             word,
-            problem="a role has no settings of its own",
-            hint="set them in the session, or in the options of its connections",
+            problem="settings of a role are not supported",
+            hint="set them in the session, or in the options of the role's connections",
         )
     if reader.ends():
         raise reader.unexpected(list_words(_ROLE_OPTIONS))
@@ -83,34 +83,34 @@ def read_alter_role(reader: StatementReader, position: int) -> ChangeStatement:
 
 
 class _RoleOptions(NamedTuple):
-    """Options of a role; None where none was given."""
+    """The options of a role; None for those that are not given."""
 
     login: bool | None
     verifier: str | None
-    """Empty for PASSWORD NULL."""
+    """The verifier of the password; empty for PASSWORD NULL."""
     password: SecretSpan | None
 
 
 def _role_options(reader: StatementReader) -> _RoleOptions:
-    """Take a role's options to the end."""
+    """Read the options of a role up to the end."""
     found: set[str] = set()
     login, verifier, password = None, None, None
     while not reader.ends():
         at = reader.position
-        # PostgreSQL's older word: a password is never stored as it is.
+        # An older word of PostgreSQL's; a password is never stored in plain text anyway.
         reader.take("ENCRYPTED")
         hint = nearest_hint(reader.peek().word, _ROLE_OPTIONS).removeprefix("; ")
         word = reader.need_any(*_ROLE_OPTIONS, hint=hint)
         option = word.removeprefix("NO")
         if option in found:
-            raise reader.error(f"{option} is given twice", position=at)
+            raise reader.error(f"option {option} is given twice", position=at)
         found.add(option)
         if option == "LOGIN":
             login = word == option
         elif reader.take("NULL"):
             verifier = ""
         else:
-            # Its place is kept, so that what logs the statement can blank it.
+            # Keep the password's offsets, so that a log of the statement can redact it.
             token = reader.peek()
             value = reader.string("a password in single quotes, or NULL")
             password = SecretSpan(token.start, token.end, value)
@@ -118,7 +118,7 @@ def _role_options(reader: StatementReader) -> _RoleOptions:
 
 
 def read_drop_roles(reader: StatementReader, position: int) -> ChangeStatement:
-    """Take what follows DROP ROLE."""
+    """Read the rest of a DROP ROLE."""
     if_exists = reader.take("IF", "EXISTS")
     names = _role_names(reader)
     reader.need_end("',' or the end of the statement")
@@ -137,14 +137,14 @@ def _role_names(reader: StatementReader) -> tuple[str, ...]:
 def read_create_token(
     reader: StatementReader, position: int, if_not_exists: bool
 ) -> CreateTokenStatement:
-    """Take what follows CREATE TOKEN."""
+    """Read the rest of a CREATE TOKEN."""
     if if_not_exists:
-        raise reader.error("a token has no name by which it could exist already")
+        raise reader.error("IF NOT EXISTS is not supported for tokens: they have no names")
     return CreateTokenStatement(position=position, role=_role_of_tokens(reader))
 
 
 def read_drop_tokens(reader: StatementReader, position: int) -> ChangeStatement:
-    """Take what follows DROP TOKENS."""
+    """Read the rest of a DROP TOKENS."""
     role = _role_of_tokens(reader)
     return change_statement(
         lambda: (AlterRole(0, role, drop_tokens=True),),
@@ -163,13 +163,13 @@ def _role_of_tokens(reader: StatementReader) -> str:
 
 
 def read_show_roles(reader: StatementReader, position: int) -> ShowRolesStatement:
-    """Take what follows SHOW ROLES."""
+    """Read the rest of a SHOW ROLES."""
     reader.need_end()
     return ShowRolesStatement(position=position)
 
 
 def read_show_grants(reader: StatementReader, position: int) -> ShowGrantsStatement:
-    """Take what follows SHOW GRANTS."""
+    """Read the rest of a SHOW GRANTS."""
     on = reader.object_name("an object's name") if reader.take("ON") else ()
     role = None
     if reader.take("FOR"):
@@ -180,17 +180,17 @@ def read_show_grants(reader: StatementReader, position: int) -> ShowGrantsStatem
 
 
 def read_grant(reader: StatementReader) -> ChangeStatement:
-    """Take a GRANT."""
+    """Read a GRANT statement."""
     return _read_rights(reader, "GRANT", "TO")
 
 
 def read_revoke(reader: StatementReader) -> ChangeStatement:
-    """Take a REVOKE."""
+    """Read a REVOKE statement."""
     return _read_rights(reader, "REVOKE", "FROM")
 
 
 def _read_rights(reader: StatementReader, verb: str, stop: str) -> ChangeStatement:
-    """Take a GRANT or a REVOKE; `stop`: the word before the roles."""
+    """Read a GRANT or REVOKE statement. `stop`: the word before the roles."""
     position = reader.position
     reader.need(verb)
     rights = _rights(reader)
@@ -201,14 +201,16 @@ def _read_rights(reader: StatementReader, verb: str, stop: str) -> ChangeStateme
         reader.take_any("CASCADE", "RESTRICT")
     else:
         reader.refuse(
-            "WITH", problem="WITH GRANT OPTION is not known", hint="who has ADMIN may grant rights"
+            "WITH",
+            problem="WITH GRANT OPTION is not supported",
+            hint="only roles with ADMIN can grant rights",
         )
     reader.need_end("',' or the end of the statement")
 
     def request() -> ChangeRights:
         for schema in schemas:
             if schema[-1].lower() not in SCHEMAS:
-                raise InvalidUsage(f"schema {'.'.join(schema)} does not exist: there is public")
+                raise InvalidUsage(f"schema {'.'.join(schema)} does not exist (available: public)")
         objects = tuple(map(object_name, names))
         return ChangeRights(0, roles, rights, scope, objects, revoke=verb == "REVOKE")
 
@@ -223,11 +225,11 @@ def _read_rights(reader: StatementReader, verb: str, stop: str) -> ChangeStateme
 def _rights(reader: StatementReader) -> tuple[AccessRight, ...]:
     found: dict[AccessRight, None] = {}
     while True:
-        word = reader.need_any(*_RIGHTS, hint="a role is no member of another one")
+        word = reader.need_any(*_RIGHTS, hint="membership in roles is not supported")
         if word == "ALL":
             reader.take("PRIVILEGES")
         elif word == "EXECUTE":
-            # PostgreSQL's right of this name is on a function, and says less.
+            # PostgreSQL's EXECUTE is a right on a function, which means less than EXECUTE CODE.
             reader.need("CODE")
         found |= dict.fromkeys(_RIGHTS[word])
         if not reader.take(","):
@@ -237,9 +239,9 @@ def _rights(reader: StatementReader) -> tuple[AccessRight, ...]:
 def _scope(
     reader: StatementReader, stop: str, rights: tuple[AccessRight, ...]
 ) -> tuple[RightScope, tuple[QualifiedName, ...], tuple[QualifiedName, ...]]:
-    """Take ``ON objects``, if these rights are on objects; `stop`: the word that follows. Return
-    the scope, and the names of objects and of schemas."""
-    # Rights that are not of one object, such as to create some.
+    """Read ``ON objects`` if the rights are rights on objects. `stop`: the word that follows.
+    Return the scope, and the names of the objects and of the schemas."""
+    # Rights that do not concern an object, such as the right to create one.
     if reader.follows(stop):
         return "service", (), ()
     if not reader.take("ON"):
@@ -247,16 +249,16 @@ def _scope(
     for right in _WHOLE_SERVICE:
         if right in rights:
             raise reader.error(
-                f"{right.upper()} is no right on an object, but on the whole service",
-                hint="leave ON … out",
+                f"{right.upper()} is a right on the whole service, not on an object",
+                hint="remove ON …",
             )
     if reader.take("ALL", "TABLES"):
         in_schema = reader.take("IN", "SCHEMA")
         return "tables", (), reader.object_names("a schema's name") if in_schema else ()
-    # All objects are in the one schema, so that a right on it is one on the service.
+    # All objects are in one schema, so a right on the schema is a right on all objects.
     if reader.take_any("SCHEMA", "DATABASE"):
         return "service", (), reader.object_names("a schema's name")
-    # One name space for all kinds: the word says nothing that the name does not.
+    # All kinds of objects share one namespace, so the word for the kind adds nothing.
     if not reader.take("MATERIALIZED", "VIEW"):
         reader.take_any(*_OBJECT_WORDS)
     return "objects", reader.object_names("an object's name"), ()

@@ -1,4 +1,5 @@
-"""Grammar of the session: transactions, settings, SHOW, DESCRIBE, cursors, prepared texts. Pure."""
+"""Grammar of session statements: transactions, settings, SHOW, DESCRIBE, cursors and prepared
+statements. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ _ISOLATION: Final = (
 
 
 def read_begin(reader: StatementReader) -> SqlStatement:
-    """Take BEGIN or START TRANSACTION."""
+    """Read BEGIN or START TRANSACTION."""
     position = reader.position
     if reader.take("START"):
         reader.need("TRANSACTION")
@@ -68,14 +69,14 @@ def read_begin(reader: StatementReader) -> SqlStatement:
 
 
 def _modes(reader: StatementReader) -> TransactionModes:
-    """Take modes to the end, with or without commas between them."""
+    """Read transaction modes up to the end, with or without commas between them."""
     isolation = read_only = None
     while not reader.ends():
         if reader.take("ISOLATION", "LEVEL"):
             isolation = _isolation(reader)
         elif reader.take("READ"):
             read_only = reader.need_any("ONLY", "WRITE") == "ONLY"
-        # Accepted for its drivers: it says when a serializable transaction may wait.
+        # Accepted because drivers send it. In PostgreSQL it lets a serializable transaction wait.
         elif not reader.take("NOT", "DEFERRABLE") and not reader.take("DEFERRABLE"):
             raise reader.unexpected("ISOLATION LEVEL, READ ONLY or READ WRITE")
         if reader.take(",") and reader.ends():
@@ -91,7 +92,7 @@ def _isolation(reader: StatementReader) -> str:
 
 
 def read_commit(reader: StatementReader) -> SqlStatement:
-    """Take COMMIT or END."""
+    """Read COMMIT or END."""
     position = reader.position
     reader.need_any("COMMIT", "END")
     _end_of_transaction(reader)
@@ -101,12 +102,12 @@ def read_commit(reader: StatementReader) -> SqlStatement:
 def _end_of_transaction(reader: StatementReader) -> None:
     reader.take_any("WORK", "TRANSACTION")
     if not reader.take("AND", "NO", "CHAIN"):
-        reader.refuse("AND", "CHAIN", problem="AND CHAIN is not known here", hint="use BEGIN")
+        reader.refuse("AND", "CHAIN", problem="AND CHAIN is not supported", hint="use BEGIN")
     reader.need_end()
 
 
 def read_rollback(reader: StatementReader) -> SqlStatement:
-    """Take ROLLBACK, with or without a savepoint, or ABORT."""
+    """Read ROLLBACK, ROLLBACK TO SAVEPOINT or ABORT."""
     position = reader.position
     verb = reader.need_any("ROLLBACK", "ABORT")
     at = reader.place
@@ -116,14 +117,14 @@ def read_rollback(reader: StatementReader) -> SqlStatement:
         name = reader.name("a savepoint")
         reader.need_end()
         return RollbackToStatement(position=position, name=name)
-    # WORK belongs to both forms.
+    # WORK may be written in both forms.
     reader.place = at
     _end_of_transaction(reader)
     return RollbackStatement(position=position)
 
 
 def read_savepoint(reader: StatementReader) -> SqlStatement:
-    """Take a SAVEPOINT."""
+    """Read SAVEPOINT."""
     position = reader.position
     reader.need("SAVEPOINT")
     name = reader.name("a savepoint")
@@ -132,7 +133,7 @@ def read_savepoint(reader: StatementReader) -> SqlStatement:
 
 
 def read_release(reader: StatementReader) -> SqlStatement:
-    """Take a RELEASE SAVEPOINT."""
+    """Read RELEASE SAVEPOINT."""
     position = reader.position
     reader.need("RELEASE")
     reader.take("SAVEPOINT")
@@ -150,11 +151,11 @@ _SETTINGS_OF_WORDS: Final[Mapping[tuple[str, ...], str]] = {
     ("ROLE",): "role",
     ("SESSION", "AUTHORIZATION"): "session_authorization",
 }
-"""Settings with words of their own: ``SET TIME ZONE 'UTC'`` has no equals sign."""
+"""Settings with a syntax of their own: ``SET TIME ZONE 'UTC'`` has no equals sign."""
 
 
 def read_set(reader: StatementReader) -> SqlStatement:
-    """Take a SET."""
+    """Read a SET statement."""
     position = reader.position
     reader.need("SET")
     spark = reader.dialect is SqlDialect.SPARK
@@ -165,13 +166,13 @@ def read_set(reader: StatementReader) -> SqlStatement:
         return SetTransactionStatement(position=position, modes=_modes(reader), session=True)
     if reader.take("TRANSACTION"):
         return SetTransactionStatement(position=position, modes=_modes(reader))
-    # A setting may have the name of each of these words.
+    # A setting may have the name of any of these words.
     is_local = not _is_assigned(reader, 1) and reader.take("LOCAL")
     if not is_local and not _is_assigned(reader, 1) and reader.peek(1).word != "AUTHORIZATION":
         reader.take("SESSION")
     for words, name in _SETTINGS_OF_WORDS.items():
         if not _is_assigned(reader, len(words)) and reader.take(*words):
-            # As PostgreSQL has it, LOCAL is the zone of the server's configuration.
+            # In PostgreSQL, LOCAL is the time zone of the server's configuration.
             is_default = name == "timezone" and reader.take("LOCAL")
             values = () if is_default else _values(reader)
             reader.need_end()
@@ -186,24 +187,24 @@ def read_set(reader: StatementReader) -> SqlStatement:
 
 
 def _is_assigned(reader: StatementReader, ahead: int) -> bool:
-    """Return whether what stands before the token `ahead` is the whole name of a setting."""
+    """Return whether the tokens before the token `ahead` are the whole name of a setting."""
     return reader.peek(ahead).word in ("=", "TO", ".")
 
 
 def _spark_setting(reader: StatementReader, position: int) -> SqlStatement:
-    """Take ``key = value`` as Spark does: the value is the text to the end, with or without
-    quotes; the key alone asks for its value."""
+    """Read ``key = value`` as Spark does: the value is the rest of the text, with or without
+    quotes. A key alone asks for its value."""
     first = reader.place
     key = reader.extent("a setting's name", "=")
     if reader.place == first + 1 and reader.tokens[first].kind == "name":
         name = name_value(key.text)
     elif any(char.isspace() for char in key.text):
-        raise reader.error("a setting's name has no blanks", position=key.start)
+        raise reader.error("the name of a setting cannot contain blanks", position=key.start)
     else:
         name = key.text
     if not reader.take("="):
         return ShowSettingStatement(position=position, name=name)
-    # Spark keeps the quotes; a setting of this service is never meant to have them.
+    # Spark keeps the quotes, but no setting of this service is meant to contain them.
     if reader.peek().kind == "text" and reader.peek(1).kind == "end":
         value = reader.string()
     else:
@@ -212,11 +213,11 @@ def _spark_setting(reader: StatementReader, position: int) -> SqlStatement:
 
 
 def _values(reader: StatementReader) -> tuple[str, ...]:
-    """Take the values of a setting to the end; none for DEFAULT."""
+    """Read the values of a setting up to the end; () for DEFAULT."""
     if reader.follows("DEFAULT") and reader.peek(1).kind == "end":
         reader.need("DEFAULT")
         return ()
-    # Only a time zone is an interval: its text is for Spark.
+    # Only a time zone can be an interval; Spark interprets the text.
     if reader.follows("INTERVAL"):
         return (reader.rest("a value").text,)
     found = reader.sequence(lambda: _value(reader))
@@ -239,7 +240,7 @@ def _value(reader: StatementReader) -> str:
 
 
 def read_reset(reader: StatementReader) -> SqlStatement:
-    """Take a RESET."""
+    """Read a RESET statement."""
     position = reader.position
     reader.need("RESET")
     spark = reader.dialect is SqlDialect.SPARK
@@ -277,7 +278,7 @@ _SHOWN_WORDS: Final = (
 
 
 def read_show(reader: StatementReader) -> SqlStatement:
-    """Take a SHOW."""
+    """Read a SHOW statement."""
     position = reader.position
     reader.need("SHOW")
     for words, kind in _SHOWN.items():
@@ -309,7 +310,7 @@ def _show_objects(
         on = reader.object_name("a table's or view's name")
     elif kind != "indexes" and reader.take_any("FROM", "IN"):
         schema = reader.object_name("a schema's name")
-    # Spark's LIKE may be left out.
+    # In Spark, the word LIKE is optional.
     if reader.take("LIKE") or reader.peek().kind == "text":
         pattern = reader.string("a pattern in single quotes")
     reader.need_end(f"{'ON' if kind == 'indexes' else 'FROM'}, LIKE or the end of the statement")
@@ -326,7 +327,7 @@ def _show_objects(
 def _show_columns(reader: StatementReader, position: int) -> SqlStatement:
     reader.need_any("FROM", "IN")
     name = reader.object_name("a table's or view's name")
-    # Spark's older form names the schema behind the table.
+    # An older form of Spark's names the schema after the table.
     if len(name) == 1 and reader.take_any("FROM", "IN"):
         name = (*reader.object_name("a schema's name"), *name)
     reader.need_end()
@@ -348,16 +349,16 @@ def _show_setting(reader: StatementReader, position: int) -> SqlStatement:
 
 
 def read_describe(reader: StatementReader) -> SqlStatement:
-    """Take a DESCRIBE."""
+    """Read a DESCRIBE statement."""
     position = reader.position
     reader.need_any("DESCRIBE", "DESC")
     if reader.follows("QUERY") and reader.peek(1).word in QUERY_WORDS:
         reader.need("QUERY")
         return DescribeStatement(position=position, query=read_query(reader))
-    # TABLE t is a query and a table's name: the name has comments and properties to tell.
+    # TABLE t is both a query and the name of a table; a table has comments and properties to show.
     if begins_query(reader) and not reader.follows("TABLE"):
         return DescribeStatement(position=position, query=read_query(reader))
-    # A table may have the name of each of these words.
+    # A table may have the name of any of these words.
     for word in ("TABLE", "EXTENDED", "FORMATTED"):
         if reader.follows(word) and reader.peek(1).kind in ("word", "name"):
             reader.need(word)
@@ -368,7 +369,7 @@ def read_describe(reader: StatementReader) -> SqlStatement:
 
 
 def read_use(reader: StatementReader) -> SqlStatement:
-    """Take a USE."""
+    """Read a USE statement."""
     position = reader.position
     reader.need("USE")
     if reader.peek(1).kind in ("word", "name"):
@@ -382,13 +383,15 @@ def read_use(reader: StatementReader) -> SqlStatement:
 
 
 def read_declare(reader: StatementReader) -> SqlStatement:
-    """Take a DECLARE."""
+    """Read a DECLARE statement."""
     position = reader.position
     reader.need("DECLARE")
     name = reader.name("a cursor", refused=NO_NAMES)
     binary = False
     while not reader.follows("CURSOR"):
-        reader.refuse("SCROLL", problem="a cursor goes forward only", hint="leave SCROLL out")
+        reader.refuse(
+            "SCROLL", problem="scrollable cursors are not supported", hint="remove SCROLL"
+        )
         if reader.take("NO"):
             reader.need("SCROLL")
             continue
@@ -412,16 +415,16 @@ _BACKWARD: Final = ("PRIOR", "FIRST", "LAST", "ABSOLUTE", "RELATIVE", "BACKWARD"
 
 
 def read_fetch(reader: StatementReader) -> SqlStatement:
-    """Take a FETCH or a MOVE."""
+    """Read a FETCH or MOVE statement."""
     position = reader.position
     verb = reader.need_any("FETCH", "MOVE")
     following = reader.peek(1)
-    # FETCH first is of a cursor with that name.
+    # In FETCH first, ``first`` is the name of a cursor.
     is_name = following.kind == "end"
     count: int | None = 1
     if not is_name and reader.follows_any(*_BACKWARD):
         raise reader.error(
-            f"a cursor goes forward only: {reader.peek().word} is not known here",
+            f"cursors only move forward: {reader.peek().word} is not supported",
             hint="use NEXT, FORWARD, ALL or a number",
         )
     if not is_name and not reader.take("NEXT"):
@@ -437,7 +440,7 @@ def read_fetch(reader: StatementReader) -> SqlStatement:
 
 
 def read_close(reader: StatementReader) -> SqlStatement:
-    """Take a CLOSE."""
+    """Read a CLOSE statement."""
     position = reader.position
     reader.need("CLOSE")
     name = None if reader.take("ALL") else reader.name("a cursor or ALL")
@@ -445,7 +448,7 @@ def read_close(reader: StatementReader) -> SqlStatement:
     return CloseCursorStatement(position=position, name=name)
 
 
-# -- prepared texts ------------------------------------------------------------------------------
+# -- prepared statements -------------------------------------------------------------------------
 
 
 def _argument_type(reader: StatementReader) -> str:
@@ -453,15 +456,16 @@ def _argument_type(reader: StatementReader) -> str:
     written = read_written_type(reader)
     if reader.dialect is SqlDialect.POSTGRES and written.checked:
         raise reader.error(
-            f"an argument of type {written.name} is not supported: it would not be checked",
+            f"arguments of type {written.name} are not supported: their values would not be"
+            " checked",
             position=position,
-            hint=f"write text, and cast to {written.name} where it is used",
+            hint=f"declare it as text, and cast it to {written.name} where it is used",
         )
     return written.spark
 
 
 def read_prepare(reader: StatementReader) -> SqlStatement:
-    """Take a PREPARE. The statement in it is not read."""
+    """Read a PREPARE statement. The statement to prepare is not parsed."""
     position = reader.position
     reader.need("PREPARE")
     name = reader.name("a name", refused=NO_NAMES)
@@ -471,13 +475,13 @@ def read_prepare(reader: StatementReader) -> SqlStatement:
         types = inner.sequence(lambda: _argument_type(inner))
         inner.need_end("',' or ')'")
     reader.need("AS")
-    # It is read when it is executed, with its parameters.
+    # It is parsed when it is executed, with its parameters.
     statement = reader.rest("a statement")
     return PrepareTextStatement(position=position, name=name, statement=statement, types=types)
 
 
 def read_execute(reader: StatementReader) -> SqlStatement:
-    """Take an EXECUTE."""
+    """Read an EXECUTE statement."""
     position = reader.position
     reader.need("EXECUTE")
     name = reader.name("the name of a prepared statement")
@@ -487,7 +491,7 @@ def read_execute(reader: StatementReader) -> SqlStatement:
 
 
 def read_deallocate(reader: StatementReader) -> SqlStatement:
-    """Take a DEALLOCATE."""
+    """Read a DEALLOCATE statement."""
     position = reader.position
     reader.need("DEALLOCATE")
     if reader.peek(1).kind != "end":
@@ -498,19 +502,19 @@ def read_deallocate(reader: StatementReader) -> SqlStatement:
 
 
 def read_discard(reader: StatementReader) -> SqlStatement:
-    """Take a DISCARD."""
+    """Read a DISCARD statement."""
     position = reader.position
     reader.need("DISCARD")
     word = reader.need_any("ALL", "PLANS", "SEQUENCES", "TEMP", "TEMPORARY")
     reader.need_end()
     if word == "ALL":
         return DiscardAllStatement(position=position)
-    # There are no plans, sequences or temporary tables of a session.
+    # A session has no plans, sequences or temporary tables to discard.
     return NoOperationStatement(position=position, tag=f"DISCARD {word}")
 
 
 def read_listen(reader: StatementReader) -> SqlStatement:
-    """Take LISTEN or UNLISTEN: nobody notifies here."""
+    """Read LISTEN or UNLISTEN, which do nothing: there are no notifications."""
     position = reader.position
     verb = reader.need_any("LISTEN", "UNLISTEN")
     if verb == "LISTEN" or not reader.take("*"):

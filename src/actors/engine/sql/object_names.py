@@ -1,4 +1,4 @@
-"""Names of objects as statements write them, with a catalog and a schema or without. Pure."""
+"""Resolves names of objects, with or without a catalog and a schema. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from actors.engine.sql.statements import QualifiedName
 from actors.runtime.errors import InvalidUsage
 
 SCHEMAS: Final = frozenset({"public", "default"})
-"""Names of the one schema that all objects are in: PostgreSQL's, and Spark's."""
+"""Names of the single schema that contains all objects: PostgreSQL's name and Spark's."""
 DATABASE: Final = "penstock"
-"""Name of the database, and of the schema of the relations about the service itself."""
+"""Name of the database. It is also the schema of the relations that describe the service."""
 CATALOGS: Final = frozenset({DATABASE, "spark_catalog"})
 
 

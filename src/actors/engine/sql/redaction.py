@@ -1,4 +1,4 @@
-"""Statements as they are shown to others than their authors: with their secrets blanked."""
+"""Redacts the secrets in statements that others than their authors can see."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from actors.engine.sql.tokens import SqlDialect, lex_sql
 from actors.runtime.errors import SqlSyntaxError
 
 _MAY_HAVE_OPTIONS: Final = re.compile(r"\b(?:SOURCE|SINK)\b", re.IGNORECASE)
-"""Words of statements whose options may hold a secret."""
+"""Words of statements whose options may contain a secret."""
 
 
 def redact_statement(text: str, dialect: SqlDialect) -> str:
-    """Return a statement as it is shown to others than its author: with its secrets blanked, "" for
-    one whose secrets cannot be found.
+    """Return a statement with its secrets redacted; "" if its secrets cannot be located.
 
     >>> redact_statement("CREATE ROLE r PASSWORD 'x'", SqlDialect.POSTGRES)
     'CREATE ROLE r PASSWORD ***'
@@ -30,7 +29,7 @@ def redact_statement(text: str, dialect: SqlDialect) -> str:
     try:
         statement = parse_statement(text, dialect)
     except SqlSyntaxError:
-        # Several statements, or a query in Spark's own grammar: its words tell.
+        # Several statements, or a query in Spark's own grammar: only its words are examined.
         statement = None
         if _MAY_HAVE_OPTIONS.search(text):
             return ""
@@ -38,8 +37,8 @@ def redact_statement(text: str, dialect: SqlDialect) -> str:
 
 
 def redact_text(text: str, dialect: SqlDialect, statement: SqlStatement | None = None) -> str:
-    """Return a text with its secrets blanked: passwords wherever they stand, and all strings among
-    the options of sources and sinks. "" for a text that cannot be split into tokens.
+    """Return a text with all passwords redacted, and all strings in the options of sources and
+    sinks. Return "" for a text that cannot be split into tokens.
 
     >>> redact_text("PREPARE p AS ALTER ROLE r PASSWORD 'x'", SqlDialect.POSTGRES)
     'PREPARE p AS ALTER ROLE r PASSWORD ***'
@@ -53,11 +52,11 @@ def redact_text(text: str, dialect: SqlDialect, statement: SqlStatement | None =
     hidden = {(each.start, each.end) for each in parts_in(statement, SecretSpan)}
     before = ""
     for token in tokens:
-        # A text within a statement, as of PREPARE, is not parsed: its words tell.
+        # A statement inside another, as in PREPARE, is not parsed: only its words are examined.
         if token.kind == "text" and (options or before == "PASSWORD"):
             hidden.add((token.start, token.end))
         before = token.word
-    # From the end on, so that earlier offsets stay right.
+    # Replace from the end backwards, so that earlier offsets stay valid.
     for start, end in sorted(hidden, reverse=True):
         text = text[:start] + SECRET_SHOWN + text[end:]
     return text

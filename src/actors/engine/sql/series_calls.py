@@ -1,8 +1,9 @@
-"""PostgreSQL's ``generate_series`` as Spark's ``explode(sequence(…))``, ``unnest`` as ``explode``.
+"""Rewrites PostgreSQL's ``generate_series`` as Spark's ``explode(sequence(…))``, and ``unnest`` as
+``explode``.
 
-Spark's `sequence` counts down where PostgreSQL's series has no rows. So the operands are named, and
-compared. A series of times is known if its steps have one length: of days or less, and in UTC.
-Everything else is refused by name. Pure.
+Spark's `sequence` counts down where PostgreSQL's series is empty, so the operands are named and
+compared. A series of times is supported if all its steps have the same length, that is steps of
+days or less, in UTC. Everything else is refused with an error. Pure.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _THREE: Final = (
 class SeriesFinder:
     """Finds the calls of ``generate_series`` and ``unnest`` in a text.
 
-    `opening` and `closing` have what is written before and behind the tokens at these places,
-    `replaced` what stands for the tokens from a place on, with the place behind them.
+    `opening` and `closing` hold the text to write before and after the tokens at these places.
+    `replaced` holds the text that replaces the tokens from a place on, and the place after them.
     """
 
     def __init__(self, lexed: LexedText, *, is_utc: bool) -> None:
@@ -70,13 +71,13 @@ class SeriesFinder:
                 self._note_relation(place, columns, closed)
 
     def _note_arrays(self, place: int, commas: list[int], closed: int) -> None:
-        """Note an ``unnest``. The shorter ones of several arrays are filled up with NULLs, an array
-        that is NULL too."""
+        """Record an ``unnest``. Of several arrays the shorter ones are padded with NULLs, and so is
+        a NULL array."""
         if not commas:
             self.replaced[place] = (place + 1, "explode")
             return
         if not self._is_relation(place):
-            problem, hint = "unnest of several arrays is a relation", "write it behind FROM"
+            problem, hint = "unnest of several arrays must be a relation", "write it after FROM"
             raise self._refused(place, problem, hint)
         self.replaced[place] = (place + 2, "inline(arrays_zip(coalesce(")
         for comma in commas:
@@ -85,7 +86,7 @@ class SeriesFinder:
 
     def _note(self, place: int, commas: list[int], closed: int) -> None:
         if len(commas) not in (1, 2):
-            raise self._refused(place, "generate_series has two operands, or three")
+            raise self._refused(place, "generate_series takes two or three operands")
         clocks = {
             self._clock(place + 2, commas[0]),
             self._clock(commas[0] + 1, [*commas, closed][1]),
@@ -93,13 +94,13 @@ class SeriesFinder:
         of_times = clocks != {""} or (len(commas) == 2 and self._is_span(commas[1] + 1))
         series, end = _THREE if len(commas) == 2 else _TWO, closed
         opened, shut = "(", ")"
-        # Numbers are left to Spark, which refuses other operands.
+        # Numbers are left to Spark, which rejects operands of any other type.
         if of_times:
             step = self._step(commas[1] + 1, closed) if len(commas) == 2 else ""
             moment = clocks.pop().replace("date", "timestamp")
             same = not clocks or clocks.pop().replace("date", "timestamp") == moment
             if not (step and moment and same and (self._is_utc or moment == "timestamp_ntz")):
-                raise self._refused(place, "this generate_series of times is not known")
+                raise self._refused(place, "this generate_series of times is not supported")
             series = _TWO.replace("p.b)", f"p.b, {step})")
             opened, shut, end = "CAST((", f") AS {moment})", commas[1]
         self.replaced[place] = (place + 2, _HEAD + opened)
@@ -116,10 +117,10 @@ class SeriesFinder:
     # -- times ---------------------------------------------------------------------------------
 
     def _clock(self, first: int, last: int) -> str:
-        """Return the type of an operand that says that it is a time; "" for every other one."""
+        """Return the type of an operand that is marked as a time; "" for any other operand."""
         typed = self._tokens[first].word in ("DATE", "TIMESTAMP", "TIMESTAMPTZ")
         signs = [at for at in self._lexed.outer(first, last) if self._tokens[at].text == "::"]
-        # Of a sum only its last operand would be cast.
+        # In a sum, a cast applies only to the last operand.
         if signs and len(list(self._lexed.outer(first, signs[-1]))) > 1:
             return ""
         reader = StatementReader(self._lexed, first if typed else (signs[-1:] or [last])[0] + 1)
@@ -136,7 +137,7 @@ class SeriesFinder:
         return self._tokens[first].word == "INTERVAL" or self._tokens[first].kind == "text"
 
     def _step(self, first: int, last: int) -> str:
-        """Return a step between times as Spark's; "" for one that has no length of its own."""
+        """Return a step between times in Spark's syntax; "" for a step without a fixed length."""
         at = first + (self._tokens[first].word == "INTERVAL")
         cast = [each.word for each in self._tokens[at + 1 : last]]
         if self._tokens[at].kind != "text" or cast not in ([], ["::", "INTERVAL"]):
@@ -159,22 +160,22 @@ class SeriesFinder:
         return self._word(at) == "FROM"
 
     def _before(self, place: int) -> int:
-        """Return the place before a call, and before its schema."""
+        """Return the place before a call and its schema."""
         return place - 3 if self._word(place - 1) == "." else place - 1
 
     def _word(self, place: int) -> str:
         return self._tokens[place].word if 0 <= place < len(self._tokens) else ""
 
     def _note_relation(self, place: int, columns: list[str], closed: int) -> None:
-        """Note the names of a relation and its column: one is the other's, unless it has its own.
-        Several `columns` have names of their own."""
+        """Record the names of a relation and its column. A relation or column without a name takes
+        the other's name; several `columns` have their own."""
         if self._word(closed + 1) == "WITH":
             raise self._refused(
-                closed + 1, f"{columns[0]} WITH ORDINALITY is not known", "write posexplode(…)"
+                closed + 1, f"{columns[0]} WITH ORDINALITY is not supported", "write posexplode(…)"
             )
         before = self._before(place)
         kinds = {self._word(before - 1), self._word(before - 2)}
-        # Operands may name columns of what stands before.
+        # Operands may refer to columns of the relations before the call.
         if self._word(before) in (",", "JOIN") and not kinds & {"RIGHT", "FULL"}:
             self.opening[place] = "LATERAL "
         at = closed + 1 + (self._word(closed + 1) == "AS")

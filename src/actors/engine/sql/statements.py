@@ -1,12 +1,11 @@
-"""The statements of SQL as frozen structs: what a user wrote, before anything is looked up.
+"""The statements of SQL as frozen structs: what a user wrote, before any name is resolved.
 
-Each has the `position` of its first word in the text. Queries and expressions are a `TextSpan`: the
-tokens that they consist of, with their place in the text. Whoever reads one takes its tokens, so
-that a text is lexed once; Spark takes its text. A position that Spark reports counts from
-`TextSpan.start`.
+`position` is the offset of a statement's first word in the text. A query or expression is a
+`TextSpan`: its tokens, with their offsets. Code that reads a span uses its tokens, so a text is
+lexed only once; Spark gets its text. Positions that Spark reports count from `TextSpan.start`.
 
-A name is a tuple of its parts, as written; in PostgreSQL's dialect an unquoted part is in lower
-case. Pure.
+A name is a tuple of its parts as written; in PostgreSQL's dialect unquoted parts are in lower case.
+Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SECRET_SHOWN: Final = "***"
 
 class TextSpan(msgspec.Struct, frozen=True, gc=False):
     """A part of a statement: the tokens `[first, last)` of its text. `written` False: the service
-    has made the text, which stands nowhere in a statement."""
+    generated the text, so no statement contains it."""
 
     lexed: LexedText
     first: int
@@ -40,32 +39,33 @@ class TextSpan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def start(self) -> int:
-        """Return the offset in the statement of the part's first token."""
+        """Return the offset of the part's first token in the statement."""
         return self.lexed.tokens[self.first].start if self.first < self.last else self.end
 
     @property
     def end(self) -> int:
-        """Return the offset behind the part's last token."""
+        """Return the offset after the part's last token."""
         return self.lexed.tokens[self.last - 1].end if self.last else 0
 
     @property
     def text(self) -> str:
-        """Return the part as it was written."""
+        """Return the text of the part as written."""
         return self.lexed.text[self.start : self.end]
 
     @property
     def tokens(self) -> Sequence[SqlToken]:
-        """Return the part's tokens; their offsets count in the statement."""
+        """Return the tokens of the part; their offsets count in the statement."""
         return self.lexed.tokens[self.first : self.last]
 
     def as_text(self) -> LexedText:
-        """Return the part as a text of its own, whose offsets count from the part's begin."""
+        """Return the part as a text of its own, with offsets that count from its start."""
         return self.lexed.part(self.first, self.last)
 
     def without(self, parts: Sequence[TextSpan]) -> TextSpan:
-        """Return the part with blanks for some parts of it: every later offset stays."""
+        """Return the part with some of its parts replaced by blanks, so that all later offsets stay
+        the same."""
         text, last, tokens = self.lexed.text, self.last, list(self.lexed.tokens)
-        # From the end, so that the places before stay what they were.
+        # From the end backwards, so that earlier places stay valid.
         for each in sorted(parts, key=lambda part: part.first, reverse=True):
             text = text[: each.start] + " " * (each.end - each.start) + text[each.end :]
             last -= each.last - each.first
@@ -81,16 +81,16 @@ class TextSpan(msgspec.Struct, frozen=True, gc=False):
         return TextSpan(lexed, self.first, self.last, self.written)
 
     def end_span(self) -> TextSpan:
-        """Return the empty part that stands behind this one."""
+        """Return the empty part just after this one."""
         return TextSpan(self.lexed, self.last, self.last, self.written)
 
     def place_of(self, offset: int) -> int | None:
-        """Return the offset in the statement of an offset in `text`; None: nobody wrote it."""
+        """Return the offset in the statement of an offset in `text`; None for generated text."""
         return self.start + offset if self.written else None
 
 
 def generated_span(dialect: SqlDialect, text: str) -> TextSpan:
-    """Return a text that nobody wrote. Raises `SqlSyntaxError`.
+    """Return a text that the service generated as a span. Raises `SqlSyntaxError`.
 
     >>> generated_span(SqlDialect.SPARK, "SELECT  1").place_of(3)
     """
@@ -99,7 +99,7 @@ def generated_span(dialect: SqlDialect, text: str) -> TextSpan:
 
 
 class SecretSpan(msgspec.Struct, frozen=True):
-    """A secret: its value, and the offsets at which a log must blank it."""
+    """A secret: its value, and the offsets that a log must redact."""
 
     start: int
     end: int
@@ -111,13 +111,13 @@ class SecretSpan(msgspec.Struct, frozen=True):
 
 
 class SqlStatement(msgspec.Struct, frozen=True, kw_only=True):
-    """A statement that begins at the offset `position`."""
+    """A statement that starts at the offset `position`."""
 
     position: int
 
 
 def parts_in(value: object, kind: type[T]) -> Iterator[T]:
-    """Yield the parts of this class that a statement, or a value in one, has."""
+    """Yield all instances of a class within a statement, or within a value in one."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, tuple):
@@ -129,41 +129,41 @@ def parts_in(value: object, kind: type[T]) -> Iterator[T]:
 
 
 class ReadingStatement(SqlStatement, frozen=True, kw_only=True):
-    """A statement that changes nothing, so that a read-only transaction may carry it out. What
-    EXECUTE carries out is checked in its turn; VACUUM changes how things are stored, and not what
-    there is, as in PostgreSQL."""
+    """A statement that changes nothing, so a read-only transaction allows it. A statement run by
+    EXECUTE is checked when it runs. As in PostgreSQL, VACUUM counts as one: it changes storage, not
+    contents."""
 
 
 class ShowingStatement(ReadingStatement, frozen=True, kw_only=True):
-    """A statement that shows what there is: rows, whose columns are known when it is carried
-    out."""
+    """A statement that lists things: it returns rows, whose columns are known only when it runs."""
 
 
 # -- changes of objects and roles ----------------------------------------------------------------
 
 
 class ChangeStatement(SqlStatement, frozen=True, kw_only=True):
-    """A statement that changes objects or roles: the requests that carry it out, and what only a
-    session can add to them."""
+    """A statement that changes objects or roles: the requests that carry it out, and the parts that
+    only a session can complete."""
 
     command: str
-    """Its first words, such as ``CREATE TABLE``."""
+    """Its command, such as ``CREATE TABLE``."""
     requests: tuple[CatalogStatement | RoleStatement, ...] = ()
-    """One; of a DROP one for each name. Their number is 0 until a client sends them."""
+    """The requests: one, or for a DROP one for each name. They have number 0 until a client sends
+    them."""
     refused: str = ""
-    """Why the service cannot carry it out, if it is known by now; then it has no requests."""
+    """Why the service cannot carry it out, if that is already known; `requests` is then empty."""
     names: tuple[QualifiedName, ...] = ()
-    """The objects or roles that it is about, as written."""
+    """The objects or roles that it names, as written."""
     kind: ObjectKind | None = None
-    """Kind of the present objects that it is about; None: it has none, or only roles."""
+    """Kind of the existing objects that it names; None if it names none, or only roles."""
     skipped: tuple[type[PenstockError], ...] = ()
-    """Errors that IF EXISTS and IF NOT EXISTS make a notice."""
+    """Errors that IF EXISTS or IF NOT EXISTS turns into a notice."""
     query: TextSpan | None = None
     """Query of a view, for `CreateView.sql`."""
     defaults: Mapping[str, TextSpan | None] = {}
-    """Expressions of DEFAULT by column, for `column_defaults`; None: it is dropped."""
+    """Expressions of DEFAULT by column, for `column_defaults`; None drops the default."""
     only_new_columns: bool = False
-    """True if columns that are there already are not added (ADD COLUMN IF NOT EXISTS)."""
+    """True to skip columns that already exist (ADD COLUMN IF NOT EXISTS)."""
     password: SecretSpan | None = None
     """New password of a role, for `verifier`."""
 
@@ -171,8 +171,8 @@ class ChangeStatement(SqlStatement, frozen=True, kw_only=True):
 def change_statement(
     requests: Callable[[], tuple[CatalogStatement | RoleStatement, ...]], **fields: Any
 ) -> ChangeStatement:
-    """Return a statement with the requests that a function makes. A name or a property that the
-    service does not have is told when the statement is carried out: the text may be Spark's."""
+    """Return a statement with the requests that a function makes. An unknown schema or property is
+    reported only when the statement runs, since the text may turn out to be Spark's."""
     try:
         return ChangeStatement(requests=requests(), **fields)
     except InvalidUsage as error:
@@ -187,11 +187,11 @@ class CreateTableAsStatement(SqlStatement, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[QualifiedName, ...]:
-        """Return the table's name."""
+        """Return the name of the table."""
         return self.created.names
 
 
-# -- questions about objects ---------------------------------------------------------------------
+# -- listings of objects -------------------------------------------------------------------------
 
 ShownKind: TypeAlias = Literal[
     "tables", "views", "materialized views", "sources", "sinks", "indexes", "schemas"
@@ -199,12 +199,12 @@ ShownKind: TypeAlias = Literal[
 
 
 class ShowObjectsStatement(ShowingStatement, frozen=True, kw_only=True):
-    """``SHOW TABLES`` and the like. `schema` empty: the current one."""
+    """``SHOW TABLES`` and similar statements. `schema` empty: the current one."""
 
     kind: ShownKind
     schema: QualifiedName = ()
     object: QualifiedName = ()
-    """Object whose indexes are asked for; empty: all."""
+    """Object whose indexes are listed; empty: all objects."""
     pattern: str | None = None
     """Pattern of LIKE, as written."""
     extended: bool = False
@@ -225,13 +225,13 @@ class ShowCreateStatement(ShowingStatement, frozen=True, kw_only=True):
 
 
 class ShowSettingStatement(ShowingStatement, frozen=True, kw_only=True):
-    """``SHOW setting``, and ``SET setting`` in Spark's dialect; ``all`` for all of them."""
+    """``SHOW setting``, and ``SET setting`` in Spark's dialect; ``all`` for all settings."""
 
     name: str
 
 
 class QueryPin(msgspec.Struct, frozen=True, kw_only=True):
-    """A relation of a query with its own time: ``name TIMESTAMP AS OF expression``.
+    """A relation with its own time within a query: ``name TIMESTAMP AS OF expression``.
 
     `position` is the offset of the name. The clause stays in the query's text, at `clause`.
     """
@@ -245,7 +245,8 @@ class QueryPin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueryStatement(ReadingStatement, frozen=True, kw_only=True):
-    """A query. `query` is its text without a trailing ``AS OF`` of the whole query."""
+    """A query. `query` is its text without a trailing ``AS OF``, which applies to the whole
+    query."""
 
     query: TextSpan
     as_of: TextSpan | None = None
@@ -253,7 +254,7 @@ class QueryStatement(ReadingStatement, frozen=True, kw_only=True):
 
 
 class SubscribeStatement(ReadingStatement, frozen=True, kw_only=True):
-    """``SUBSCRIBE``: of a query, or of an object by its name."""
+    """``SUBSCRIBE`` to a query, or to an object by its name."""
 
     query: TextSpan | None = None
     name: QualifiedName | None = None
@@ -264,7 +265,7 @@ class SubscribeStatement(ReadingStatement, frozen=True, kw_only=True):
 
 
 class DescribeStatement(ShowingStatement, frozen=True, kw_only=True):
-    """``DESCRIBE``: of an object, or of a query."""
+    """``DESCRIBE`` of an object or a query."""
 
     name: QualifiedName | None = None
     query: QueryStatement | None = None
@@ -275,9 +276,10 @@ ExplainMode: TypeAlias = Literal["plain", "incremental", "analyze"]
 
 
 class ExplainStatement(ShowingStatement, frozen=True, kw_only=True):
-    """``EXPLAIN`` of a query, of a materialized view before it is created, or of one by its name.
+    """``EXPLAIN`` of a query, of a materialized view before it is created, or of an existing one.
 
-    Either `statement` or `view` is set."""
+    Either `statement` or `view` is set.
+    """
 
     mode: ExplainMode
     statement: QueryStatement | ChangeStatement | None = None
@@ -305,8 +307,8 @@ class ConflictClause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InsertStatement(SqlStatement, frozen=True, kw_only=True):
-    """``INSERT INTO table``: either rows of expressions, or a query, or one row of DEFAULT VALUES.
-    `returning`: expressions over each written row, none if the statement has no rows."""
+    """``INSERT INTO table``: rows of expressions, a query, or a single row of DEFAULT VALUES.
+    `returning`: expressions over each written row; empty if the statement returns no rows."""
 
     table: QualifiedName
     alias: str | None = None
@@ -319,7 +321,7 @@ class InsertStatement(SqlStatement, frozen=True, kw_only=True):
 
 
 class UpdateStatement(SqlStatement, frozen=True, kw_only=True):
-    """``UPDATE table SET assignments WHERE condition``; `returning` as of INSERT."""
+    """``UPDATE table SET assignments WHERE condition``; `returning` as in `InsertStatement`."""
 
     table: QualifiedName
     assignments: tuple[ColumnAssignment, ...]
@@ -335,13 +337,13 @@ class RefreshViewStatement(SqlStatement, frozen=True, kw_only=True):
 
 
 class MaintainStatement(ReadingStatement, frozen=True, kw_only=True):
-    """``VACUUM`` or ``ANALYZE``, which the service does by itself."""
+    """``VACUUM`` or ``ANALYZE``, which do nothing: the service maintains its storage itself."""
 
     verb: str
 
 
 class DeleteStatement(SqlStatement, frozen=True, kw_only=True):
-    """``DELETE FROM table WHERE condition``, or ``TRUNCATE table``; `returning` as of INSERT, over
+    """``DELETE FROM table WHERE condition``, or ``TRUNCATE table``; `returning`: expressions over
     each removed row."""
 
     table: QualifiedName
@@ -358,10 +360,11 @@ MergeVerb: TypeAlias = Literal[
 
 
 class MergeClause(msgspec.Struct, frozen=True, kw_only=True):
-    """``WHEN match AND condition THEN action``. `columns` empty for INSERT: all, in order.
+    """``WHEN match AND condition THEN action``. Empty `columns` in an INSERT: all columns, in
+    order.
 
-    ``insert given`` is ON CONFLICT's: `columns` have the values of the source's columns of the same
-    names, and the others their defaults.
+    ``insert given`` is used for ON CONFLICT: `columns` take the values of the source columns of the
+    same names, and all others their defaults.
     """
 
     position: int
@@ -383,9 +386,10 @@ class WrittenRows(msgspec.Struct, frozen=True):
 class MergeStatement(SqlStatement, frozen=True, kw_only=True):
     """``MERGE INTO table USING source ON condition`` and its clauses.
 
-    The source is an object, or a query in brackets (its text without them). `source_rows`: the
-    rows of a query that is nothing but them. Of ON CONFLICT the source may be rows alone, or a
-    query whose columns are named `source_columns`; `on` None: the PRIMARY KEY's columns are equal.
+    The source is an object, or a query in brackets (its text without them). `source_rows`: the rows
+    of a query that consists only of rows. The source of an ON CONFLICT may also be rows alone, or a
+    query whose columns are named `source_columns`. `on` None: the columns of the PRIMARY KEY are
+    equal.
     """
 
     table: QualifiedName
@@ -403,20 +407,20 @@ CopyFormat: TypeAlias = Literal["text", "csv", "binary"]
 
 
 class CopyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the data of a COPY are written, with the format's defaults."""
+    """The format of the data of a COPY, including the defaults of the format."""
 
     format: CopyFormat = "text"
     delimiter: str = "\t"
     null: str = "\\N"
     header: bool = False
     header_match: bool = False
-    """True if the header's names must be those of the columns (``HEADER MATCH``)."""
+    """True if the names in the header must match those of the columns (``HEADER MATCH``)."""
     quote: str = '"'
     escape: str = '"'
 
 
 class CopyStatement(SqlStatement, frozen=True, kw_only=True):
-    """``COPY``: of a table from STDIN, or of a table, query or SUBSCRIBE to STDOUT."""
+    """``COPY`` of a table from STDIN, or of a table, query or SUBSCRIBE to STDOUT."""
 
     direction: Literal["from", "to"]
     table: QualifiedName | None = None
@@ -429,10 +433,10 @@ class CopyStatement(SqlStatement, frozen=True, kw_only=True):
 
 
 class TransactionModes(msgspec.Struct, frozen=True, kw_only=True):
-    """Modes of a transaction; None where none was given."""
+    """The modes of a transaction; None for those that are not given."""
 
     isolation: str | None = None
-    """In lower case, such as ``read committed``."""
+    """The isolation level in lower case, such as ``read committed``."""
     read_only: bool | None = None
 
 
@@ -443,7 +447,7 @@ class BeginStatement(ReadingStatement, frozen=True, kw_only=True):
 
 
 class SetTransactionStatement(ReadingStatement, frozen=True, kw_only=True):
-    """``SET TRANSACTION``; for later transactions too if `session`."""
+    """``SET TRANSACTION``; if `session`, the modes also apply to later transactions."""
 
     modes: TransactionModes
     session: bool = False
@@ -479,7 +483,7 @@ class RollbackToStatement(ReadingStatement, frozen=True, kw_only=True):
 
 
 class SetVariableStatement(ReadingStatement, frozen=True, kw_only=True):
-    """``SET name = values``; no values for DEFAULT. TIME ZONE is the setting ``timezone``."""
+    """``SET name = values``; no values mean DEFAULT. TIME ZONE is the setting ``timezone``."""
 
     name: str
     values: tuple[str, ...]
@@ -508,7 +512,7 @@ class DeclareCursorStatement(ReadingStatement, frozen=True, kw_only=True):
 
 
 class FetchCursorStatement(ReadingStatement, frozen=True, kw_only=True):
-    """``FETCH count FROM name``, forward; None for ALL. `move`: rows are passed over (MOVE)."""
+    """``FETCH count FROM name``, forward; None for ALL. `move`: the rows are skipped (MOVE)."""
 
     name: str
     count: int | None = 1
@@ -547,7 +551,8 @@ class DiscardAllStatement(ReadingStatement, frozen=True, kw_only=True):
 
 
 class NoOperationStatement(ReadingStatement, frozen=True, kw_only=True):
-    """A statement that is accepted and does nothing; `tag` is its name, such as ``LISTEN``."""
+    """A statement that is accepted and does nothing. `tag` is its command tag, such as
+    ``LISTEN``."""
 
     tag: str
 
@@ -556,7 +561,8 @@ class NoOperationStatement(ReadingStatement, frozen=True, kw_only=True):
 
 
 class CreateTokenStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE TOKEN FOR ROLE name``: a role's proof at Spark Connect's door."""
+    """``CREATE TOKEN FOR ROLE name``: a token with which the role proves itself over Spark
+    Connect."""
 
     role: str
 
@@ -566,7 +572,7 @@ class ShowRolesStatement(ShowingStatement, frozen=True, kw_only=True):
 
 
 class ShowGrantsStatement(ShowingStatement, frozen=True, kw_only=True):
-    """``SHOW GRANTS ON object FOR role``; both may be left out."""
+    """``SHOW GRANTS ON object FOR role``; both clauses are optional."""
 
     object: QualifiedName = ()
     role: str | None = None

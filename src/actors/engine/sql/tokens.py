@@ -1,9 +1,9 @@
-"""The lexer of SQL: Spark's dialect, and PostgreSQL's.
+"""The lexer of SQL, for Spark's dialect and PostgreSQL's.
 
-Everything of the service that reads SQL text reads it through `lex_sql`: the statements' grammar,
-the rewriting of PostgreSQL's dialect, and the reader of plain queries. The dialects differ in their
-quotes: ``"a"`` is a string to Spark and an identifier to PostgreSQL, a backslash escapes in Spark's
-strings alone, and PostgreSQL has ``E'…'`` and ``$$…$$``. Pure.
+All code of the service that reads SQL text uses `lex_sql`: the grammar of statements, the rewriting
+of PostgreSQL's dialect, and the parser of plain reads. The dialects differ in their quotes: ``"a"``
+is a string in Spark and an identifier in PostgreSQL, a backslash escapes only in Spark's strings,
+and PostgreSQL has ``E'…'`` and ``$$…$$``. Pure.
 
 >>> [(each.kind, each.text) for each in lex_sql("SELECT `a``b` || r'\\\\n' -- a comment")]
 [('word', 'SELECT'), ('name', '`a``b`'), ('sign', '||'), ('text', "r'\\\\n'")]
@@ -23,19 +23,20 @@ import msgspec
 from actors.runtime.errors import SqlSyntaxError
 
 _FOUND_MAX: Final = 40
-"""Longest text of a token that an error repeats."""
+"""Maximum number of characters of a token that an error quotes."""
 
 
 class SqlDialect(enum.Enum):
-    """Rules by which a text is split into tokens."""
+    """The dialect whose rules split a text into tokens."""
 
     SPARK = "spark"
     POSTGRES = "postgres"
 
 
-# Without gc: a long statement has a million, and a collection would stop all threads for them.
+# gc=False: a long statement has a million tokens, and a collection over them would stop all
+# threads.
 class SqlToken(msgspec.Struct, frozen=True, gc=False):
-    """One token: `text` as written, at the offset `start`.
+    """A token: its `text` as written, at the offset `start`.
 
     `kind` is ``word``, ``name`` (a quoted identifier), ``text`` (a string), ``number``,
     ``parameter`` (``$1``, ``:name``, ``?``), ``sign`` or ``hint`` (``/*+ … */``).
@@ -47,22 +48,22 @@ class SqlToken(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def end(self) -> int:
-        """Return the offset behind the token."""
+        """Return the offset after the token."""
         return self.start + len(self.text)
 
     @property
     def word(self) -> str:
-        """Return a word in upper case, or a sign; "" for a token of another kind, which is never
-        a keyword."""
+        """Return a word in upper case, or a sign; "" for any other kind of token, which is never a
+        keyword."""
         return self.text.upper() if self.kind in ("word", "sign") else ""
 
     @property
     def name(self) -> str:
-        """Return the name that a word, or a quoted identifier, stands for."""
+        """Return the name that a word or a quoted identifier denotes."""
         return name_value(self.text) if self.kind == "name" else self.text
 
 
-# Every repetition is possessive: a text of millions of characters is read once, whatever it is.
+# All repetitions are possessive, so that even a text of millions of characters is scanned once.
 _SPARK: Final = re.compile(
     r"""(?P<blank>\s++|
         # A backslash before the line's end continues the comment there.
@@ -72,26 +73,26 @@ _SPARK: Final = re.compile(
     |(?P<text>[rR](?:'[^']*+'|"[^"]*+")
         |'(?:[^'\\]++|\\.|'')*+'|"(?:[^"\\]++|\\.|"")*+")
     |(?P<name>`(?:[^`]++|``)*+`)
-    # Behind the digits no letter may follow: 1a is a name.
+    # No letter may follow the digits: 1a is a name.
     |(?P<number>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?(?i:BD|[LSYDF])?(?!\w))
     |(?P<word>\w++)
-    # The colon of struct<a:int> stands behind a name, and begins no parameter.
+    # The colon of struct<a:int> follows a name, and does not start a parameter.
     |(?P<parameter>\?|(?<![\w`:\])]):[^\W0-9]\w*+)
-    # A quote that was taken by none of the above has no end.
+    # A quote that none of the above matched is not closed.
     |(?P<open>['"`])
-    # `>>` is two signs, as it closes two types; to an operator it makes no difference here.
+    # `>>` is two signs, since it may close two types; for an operator this makes no difference.
     |(?P<sign><=>|<=|>=|<>|!=|==|\|\||->|=>|::|:=|.)""",
     re.VERBOSE | re.DOTALL,
 )
 _POSTGRES: Final = re.compile(
     r"""(?P<blank>\s++|--[^\n\r]*+)
     |(?P<comment>/\*)
-    # Not read as a word and a string, which would be another value without a word about it.
+    # Matched here, since reading it as a word and a string would silently change the value.
     |(?P<unicode>[uU]&['"])
     |(?P<text>[eE]'(?:[^'\\]++|\\.|'')*+'|'(?:[^']++|'')*+'
-        # The tag of the end is that of the begin.
+        # The closing tag must be the same as the opening one.
         |\$(?P<tag>(?:[^\W0-9]\w*+)?)\$.*?\$(?P=tag)\$)
-    # Backticks are no quotes to PostgreSQL, but its users read Spark's pages.
+    # PostgreSQL has no backticks, but its users may copy from Spark's documentation.
     |(?P<name>"(?:[^"]++|"")*+"|`(?:[^`]++|``)*+`)
     |(?P<number>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?(?!\w))
     |(?P<parameter>\$[0-9]++)
@@ -105,7 +106,8 @@ _PATTERNS: Final[Mapping[SqlDialect, re.Pattern[str]]] = {
     SqlDialect.SPARK: _SPARK,
     SqlDialect.POSTGRES: _POSTGRES,
 }
-# Spark takes no hint for the begin of a comment inside a comment; PostgreSQL has no hints.
+# Within a comment, Spark does not take the start of a hint as a nested comment. PostgreSQL has no
+# hints.
 _COMMENT_MARKS: Final[Mapping[SqlDialect, re.Pattern[str]]] = {
     SqlDialect.SPARK: re.compile(r"/\*(?!\+)|\*/"),
     SqlDialect.POSTGRES: re.compile(r"/\*|\*/"),
@@ -115,7 +117,7 @@ _COMMENT_MARKS: Final[Mapping[SqlDialect, re.Pattern[str]]] = {
 def lex_sql(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[SqlToken]:
     """Return the tokens of a text, without comments.
 
-    Raises `SqlSyntaxError` for a quote or a comment that does not end.
+    Raises `SqlSyntaxError` for a quote or comment that is not closed.
     """
     match_at = _PATTERNS[dialect].match
     found: list[SqlToken] = []
@@ -126,16 +128,14 @@ def lex_sql(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[SqlToken]
             continue
         if kind == "comment":
             at = _comment_end(text, start, dialect)
-            # A hint is for Spark's planner: it is part of a query, a comment is not.
+            # A hint is for Spark's planner, so unlike a comment it is part of the query.
             if not text.startswith("+", start + 2):
                 continue
             kind = "hint"
         elif kind == "open":
-            raise syntax_error(text, start, f"{_QUOTES.get(match[0], match[0])} does not end")
+            raise syntax_error(text, start, f"{_QUOTES.get(match[0], match[0])} is not closed")
         elif kind == "unicode":
-            raise syntax_error(
-                text, start, f"{match[0]} is not understood", hint=r"write E'\u00e9'"
-            )
+            raise syntax_error(text, start, f"{match[0]} is not supported", hint=r"write E'\u00e9'")
         found.append(SqlToken(kind, text[start:at], start))
     return found
 
@@ -157,7 +157,7 @@ def _comment_end(text: str, start: int, dialect: SqlDialect) -> int:
     while depth:
         mark = marks.search(text, at)
         if mark is None:
-            raise syntax_error(text, start, "a comment does not end")
+            raise syntax_error(text, start, "a comment is not closed")
         depth += 1 if mark[0] == "/*" else -1
         at = mark.end()
     return at
@@ -171,7 +171,8 @@ BRACKETS: Final = _OPENERS | frozenset(_CLOSERS.values())
 
 
 class LexedText(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A text with its tokens; `partners` has the place of each opening bracket's closing one."""
+    """A text with its tokens; `partners` maps the place of each opening bracket to that of its
+    closing one."""
 
     text: str
     dialect: SqlDialect
@@ -179,13 +180,13 @@ class LexedText(msgspec.Struct, frozen=True, eq=False, gc=False):
     partners: Mapping[int, int]
 
     def outer(self, first: int, last: int) -> Iterator[int]:
-        """Yield the places of the tokens `[first, last)` that stand in no brackets."""
+        """Yield the places of the tokens `[first, last)` that are not in brackets."""
         while first < last:
             yield first
             first = self.partners.get(first, first) + 1
 
     def part(self, first: int, last: int) -> LexedText:
-        """Return the tokens `[first, last)` as a text of their own, which is not lexed again."""
+        """Return the tokens `[first, last)` as a text of their own, without lexing it again."""
         tokens = self.tokens[first:last]
         start = tokens[0].start if tokens else 0
         text = self.text[start : tokens[-1].end if tokens else 0]
@@ -202,7 +203,7 @@ class LexedText(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def lex_text(text: str, dialect: SqlDialect) -> LexedText:
-    """Return the tokens of a text with matched brackets. Raises `SqlSyntaxError`."""
+    """Return the tokens of a text with their brackets matched. Raises `SqlSyntaxError`."""
     tokens = lex_sql(text, dialect)
     return LexedText(text, dialect, tokens, match_brackets(text, tokens, 0, len(tokens)))
 
@@ -210,8 +211,8 @@ def lex_text(text: str, dialect: SqlDialect) -> LexedText:
 def match_brackets(
     text: str, tokens: Sequence[SqlToken], first: int, last: int
 ) -> Mapping[int, int]:
-    """Return the place of each opening bracket's closing one among the tokens `[first, last)`.
-    Raises `SqlSyntaxError`."""
+    """Map the place of each opening bracket among the tokens `[first, last)` to that of its closing
+    one. Raises `SqlSyntaxError` if they do not match."""
     partners: dict[int, int] = {}
     opened: list[int] = []
     for place in range(first, last):
@@ -226,8 +227,8 @@ def match_brackets(
             wanted = _CLOSERS[tokens[opened[-1]].text]
             raise syntax_error(text, token.start, f"expected '{wanted}', found '{token.text}'")
         else:
-            raise syntax_error(text, token.start, f"'{token.text}' closes no bracket")
-    # The innermost one: those around it may lack their end for that reason alone.
+            raise syntax_error(text, token.start, f"unmatched closing '{token.text}'")
+    # Report the innermost bracket: those around it may be unclosed only because of it.
     if opened:
         innermost = tokens[opened[-1]]
         raise syntax_error(text, innermost.start, f"'{innermost.text}' is not closed")
@@ -257,7 +258,7 @@ def syntax_error(text: str, position: int, problem: str, *, hint: str = "") -> S
 
 
 def describe_token(token: SqlToken) -> str:
-    """Return a token as an error names it, shortened.
+    """Return a token as an error quotes it, shortened if it is long.
 
     >>> describe_token(SqlToken("word", "FROM", 7))
     "'FROM'"
@@ -280,7 +281,7 @@ _SPARK_CHARACTERS: Final = {
     "r": "\r",
     "t": "\t",
     "Z": "\x1a",
-    # Patterns of LIKE need the backslash.
+    # The patterns of LIKE need the backslash.
     "%": "\\%",
     "_": "\\_",
 }
@@ -295,7 +296,7 @@ _POSTGRES_CHARACTERS: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": 
 def text_value(written: str, dialect: SqlDialect = SqlDialect.SPARK) -> str:
     """Return the value of a string as written, with its quotes.
 
-    Raises `ValueError` for escapes that are no text.
+    Raises `ValueError` for escapes that do not denote text.
 
     >>> text_value(r"'it\\'s'"), text_value("'it''s'"), text_value(r"r'\\d'")
     ("it's", "it's", '\\\\d')
@@ -307,7 +308,7 @@ def text_value(written: str, dialect: SqlDialect = SqlDialect.SPARK) -> str:
     if written[0] in "rR":
         return written[2:-1]
     quote, inner = written[0], written[1:-1]
-    # Nearly all strings.
+    # This covers nearly all strings.
     if "\\" not in inner and quote not in inner:
         return inner
     return _joined_surrogates(_SPARK_ESCAPE.sub(lambda found: _unescaped(found, quote), inner))
@@ -326,13 +327,13 @@ def _unescaped(found: re.Match[str], quote: str) -> str:
 def _character(digits: str) -> str:
     code = int(digits, 16)
     if code > 0x10FFFF:
-        raise ValueError(f"no character has the code {digits}")
+        raise ValueError(f"there is no character with code {digits}")
     return chr(code)
 
 
 def _joined_surrogates(value: str) -> str:
-    r"""Return a text whose pairs of surrogates (``\ud83d\ude00``) are the characters they stand
-    for. Raises `ValueError` for one without its other half."""
+    r"""Return a text with each surrogate pair (``\ud83d\ude00``) replaced by the character it
+    denotes. Raises `ValueError` for a surrogate without its other half."""
     # UnicodeDecodeError is a ValueError.
     return value.encode("utf-16", "surrogatepass").decode("utf-16")
 
@@ -345,7 +346,7 @@ def _postgres_value(written: str) -> str:
         return written[1:-1].replace("''", "'")
     inner = written[2:-1]
     value, at = bytearray(), 0
-    # Octal and hexadecimal escapes are bytes, and several of them may be one character.
+    # Octal and hexadecimal escapes are bytes, and several of them may make up one character.
     for found in _POSTGRES_ESCAPE.finditer(inner):
         value += inner[at : found.start()].encode("utf-8", "surrogatepass")
         value += _postgres_bytes(found)
@@ -367,7 +368,7 @@ def _postgres_bytes(found: re.Match[str]) -> bytes:
 
 
 def name_value(written: str) -> str:
-    """Return the name of a quoted identifier.
+    """Return the name that a quoted identifier denotes.
 
     >>> name_value("`a``b`"), name_value('"a""b"')
     ('a`b', 'a"b')
@@ -377,7 +378,7 @@ def name_value(written: str) -> str:
 
 
 def quote_name(name: str) -> str:
-    """Return a name as Spark's quoted identifier.
+    """Return a name as a quoted identifier of Spark's.
 
     >>> quote_name("a`b")
     '`a``b`'
@@ -386,7 +387,7 @@ def quote_name(name: str) -> str:
 
 
 def quote_text(value: str) -> str:
-    r"""Return a text as Spark's string.
+    r"""Return a text as a string literal of Spark's.
 
     >>> print(quote_text("it's \\d"))
     'it\'s \\d'

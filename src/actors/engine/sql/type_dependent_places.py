@@ -1,8 +1,8 @@
-"""Places of a statement whose meaning depends on types: texts without one, and casts to text.
+"""Marks the places of a statement whose meaning depends on types: untyped texts, and casts to text.
 
-A text beside a column of bytes is bytes to PostgreSQL, and letters to Spark. So the queries of a
-statement are written once more, for whoever knows the types of columns (`PlaceFinder`): each such
-place has a name of its own there, which tells its offset in the statement. Pure.
+A text that is compared with a column of bytes is bytes in PostgreSQL, but characters in Spark. So
+the queries of a statement are written again for a `PlaceFinder`, which knows the types of columns:
+in them each such place is replaced by a name that contains its offset in the statement. Pure.
 
 >>> from actors.engine.sql.grammar import parse_statement
 >>> from actors.engine.sql.tokens import SqlDialect
@@ -24,16 +24,20 @@ from actors.model.plan.schema import TableSchema, text_limit
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
 
 PLACE: Final = "penstock place "
-"""Prefix of the name of a place; the place's offset follows it."""
+"""Prefix of the name of a place, before the offset."""
 CHAR: Final = " char"
-"""Ends the name of a type ``char(n)``."""
+"""Suffix of the name of a place that is a type ``char(n)``."""
 PlaceRoles: TypeAlias = Mapping[int, str]
-"""Meanings of the places at these offsets: ``bytea`` for a text of bytes, ``timestamptz`` for the
-type that a timestamptz is cast to; ``char`` for a type ``char(n)``, and for a text or parameter
-compared with one, whose blanks at the end do not count, ``char column`` for one that is compared
-with a column of such a type."""
+"""Roles of places, by their offsets.
+
+- ``bytea``: a text that denotes bytes.
+- ``timestamptz``: the type that a timestamptz is cast to.
+- ``char``: a type ``char(n)``, or a text or parameter compared with one, whose trailing blanks are
+  ignored.
+- ``char column``: a type ``char(n)`` whose value is compared with a column of such a type.
+"""
 PlaceFinder: TypeAlias = Callable[[list[str], Mapping[str, TableSchema]], PlaceRoles]
-"""Finds the roles of the places in such queries, over these objects."""
+"""Finds the roles of the places in such queries, given the schemas of the objects."""
 _Change: TypeAlias = (
     sql.InsertStatement | sql.UpdateStatement | sql.DeleteStatement | sql.MergeStatement
 )
@@ -43,14 +47,16 @@ _TYPE_WORDS: Final = ("DATE", "TIME", "TIMESTAMP", "TIMESTAMPTZ", "INTERVAL", "B
 
 
 def marked_queries(statement: sql.SqlStatement) -> list[str]:
-    """Return the queries of a statement with names for such places; none if it has no places."""
+    """Return the queries of a statement with such places replaced by names; [] if there are
+    none."""
     written = _Marker()
     queries = list(_queries(statement, written))
     return queries if written.wanted else []
 
 
 def marked_length(statement: sql.SqlStatement) -> int:
-    """Return the length of the texts that `marked_queries` reads; 0 if none has such a place."""
+    """Return the length of the texts that `marked_queries` would read; 0 if none has such a
+    place."""
     spans: list[sql.TextSpan] = []
 
     def note(span: sql.TextSpan) -> str:
@@ -59,13 +65,14 @@ def marked_length(statement: sql.SqlStatement) -> int:
 
     for _ in _queries(statement, note):
         pass
-    # Most statements have none: they are not read twice.
+    # Most statements have no such place, and are not read a second time.
     some = any(_SIGNS.search(span.text) for span in spans)
     return sum(len(span.text) for span in spans) if some else 0
 
 
 class _Marker:
-    """Writes expressions with names for their places. `wanted`: one of them needs a type."""
+    """Writes expressions with names in place of such places. `wanted` becomes True once there is
+    one."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -75,7 +82,7 @@ class _Marker:
         parts, at = [], 0
         for place, token in enumerate(lexed.tokens):
             end = token.end
-            # The rest of a type that has a name by now.
+            # Part of a type that already has a name.
             if token.start < at:
                 continue
             name = f'"{PLACE}{span.start + token.start}"'
@@ -95,15 +102,15 @@ class _Marker:
 
 
 def _is_typed(lexed: LexedText, place: int) -> bool:
-    """Return whether a text has its type beside it."""
+    """Return whether the type of a text is written next to it."""
     before = lexed.tokens[place - 1].word if place else ""
     after = lexed.tokens[place + 1].text if place + 1 < len(lexed.tokens) else ""
     return after == "::" or before in _TYPE_WORDS
 
 
 def _text_type(lexed: LexedText, place: int) -> tuple[int, bool] | None:
-    """Return the end of the type at a place, and whether it is ``char(n)``, if an expression is
-    cast to it and it is a text."""
+    """Return the end of the type at a place, and whether it is ``char(n)``, if it is a text type
+    that an expression is cast to; else None."""
     before = lexed.tokens[place - 1].word if place > 1 else ""
     if before not in ("::", "AS"):
         return None
@@ -115,7 +122,7 @@ def _text_type(lexed: LexedText, place: int) -> tuple[int, bool] | None:
         return None
     padded = limit is not None and limit[1]
     is_cast = before == "::" or reader.place in lexed.partners.values()
-    # A literal is no timestamptz before it is cast.
+    # A literal is not a timestamptz before it is cast.
     is_literal = lexed.tokens[place - 2].kind in ("text", "number")
     is_text = padded or (not is_literal and (kind == "string" or limit is not None))
     return (lexed.tokens[reader.place - 1].end, padded) if is_cast and is_text else None
@@ -176,14 +183,14 @@ def _conditions(
     assignments: Iterable[sql.ColumnAssignment],
     mark: _Mark,
 ) -> list[str]:
-    """Return conditions that ask of each expression for the type that the statement asks for."""
+    """Return conditions that give each expression the type that the statement would give it."""
     alias = _alias(statement)
     asked = [f"{alias}.{_quoted(each.column[-1])} = ({mark(each.value)})" for each in assignments]
     return [*(f"({mark(each)})" for each in conditions if each is not None), *asked]
 
 
 def _changes(statement: _Change, conditions: list[str], sources: str = "") -> str:
-    """Return the query of the rows that a statement changes."""
+    """Return a query over the rows that a statement changes, with these conditions."""
     table, alias = _name(statement.table), _alias(statement)
     return f"SELECT 1 FROM {table} AS {alias}{sources} WHERE {' AND '.join(conditions) or 'true'}"
 

@@ -1,7 +1,7 @@
-"""Names of types: Spark's, and PostgreSQL's as the types that Spark has for them.
+"""Parses names of types: Spark's, and PostgreSQL's as the corresponding types of Spark.
 
-Both dialects know Spark's names, so that a table of arrays and maps can be made by every client.
-Where a name means different types, the statement's dialect decides: PostgreSQL's ``timestamp`` is
+Both dialects accept Spark's names, so any client can create a table with arrays and maps. Where a
+name denotes different types, the dialect of the statement decides: PostgreSQL's ``timestamp`` is
 ``timestamp_ntz``, its ``float`` is ``double``. Pure.
 
 >>> from actors.engine.sql.tokens import lex_text
@@ -26,10 +26,10 @@ from actors.engine.sql.tokens import SqlDialect, name_value, quote_name
 from actors.model.plan.schema import UNBOUNDED_NUMERIC
 
 DEPTH_MAX: Final = 32
-"""Most levels of a nested type: reading one recurses."""
+"""Maximum nesting of a type, since reading one recurses."""
 _PLAIN_FIELD: Final = re.compile(r"\w+")
 _PARTED: Final = re.compile(r"[,:<>()`]")
-"""Characters by which a type's text is split into fields: no field can have them in its name."""
+"""Characters that separate the fields in a type's text; a field's name cannot contain them."""
 _SPARK_NAMES: Final[Mapping[str, str]] = {
     "byte": "tinyint",
     "short": "smallint",
@@ -41,7 +41,7 @@ _SPARK_NAMES: Final[Mapping[str, str]] = {
     "character": "char",
     "timestamp_ltz": "timestamp",
 }
-"""Spark's own other names of its types."""
+"""Spark's alternative names of its types."""
 _POSTGRES_NAMES: Final[Mapping[str, str]] = {
     "bool": "boolean",
     "bpchar": "char",
@@ -72,16 +72,16 @@ _POSTGRES_NAMES: Final[Mapping[str, str]] = {
 }
 _TIME_DIGITS: Final = 6
 _FLOAT_BITS_MAX: Final = 24
-"""Precision up to which PostgreSQL's ``float(n)`` is a float."""
+"""Maximum precision at which PostgreSQL's ``float(n)`` is a float."""
 
 
 CHECKED_NAMES: Final = frozenset({"bytea", "uuid", "json", "jsonb"})
-"""Types of PostgreSQL whose texts have a form that Spark's types do not check."""
+"""PostgreSQL types whose text form Spark's types do not check."""
 
 
 class WrittenType(NamedTuple):
-    """A type as it was written: Spark's text of it, and PostgreSQL's name of the type, or of an
-    array's elements. `limited`: a length or a precision follows the name."""
+    """A type as written: Spark's text of it, and PostgreSQL's name of the type, or of the element
+    type of an array. `limited`: a length or a precision follows the name."""
 
     spark: str
     name: str
@@ -89,12 +89,12 @@ class WrittenType(NamedTuple):
 
     @property
     def checked(self) -> bool:
-        """Return whether PostgreSQL checks the form of its texts, and Spark would not."""
+        """Return whether PostgreSQL checks the form of the type's texts and Spark does not."""
         return self.name in CHECKED_NAMES
 
 
 def read_written_type(reader: StatementReader) -> WrittenType:
-    """Take a type. Raises `SqlSyntaxError`."""
+    """Read a type. Raises `SqlSyntaxError`."""
     if reader.dialect is SqlDialect.POSTGRES:
         _pass_schema(reader)
     first = reader.peek()
@@ -105,7 +105,7 @@ def read_written_type(reader: StatementReader) -> WrittenType:
 
 
 def read_type(reader: StatementReader) -> str:
-    """Take a type and return Spark's text of it, without looking whether Spark has it.
+    """Read a type and return Spark's text of it, without checking that Spark has such a type.
 
     Raises `SqlSyntaxError`.
     """
@@ -120,7 +120,7 @@ def _type(reader: StatementReader, depth: int) -> str:
 
 
 def _pass_schema(reader: StatementReader) -> None:
-    """Take ``pg_catalog.`` before a type; asyncpg writes it in double quotes."""
+    """Skip ``pg_catalog.`` before a type; asyncpg writes it in double quotes."""
     token = reader.peek()
     quoted = token.kind == "name" and name_value(token.text) == "pg_catalog"
     if (quoted or token.word == "PG_CATALOG") and reader.peek(1).text == ".":
@@ -128,8 +128,8 @@ def _pass_schema(reader: StatementReader) -> None:
 
 
 def _type_named(reader: StatementReader, word: str, depth: int) -> str:
-    """Return the type whose first word was taken."""
-    # The lexer makes no sign of `>>`, so each level has its own `>`.
+    """Return the type whose first word has been read."""
+    # The lexer never reads `>>` as one sign, so each level has its own `>`.
     if reader.take("<"):
         return _nested(reader, word, depth + 1)
     if reader.dialect is not SqlDialect.POSTGRES:
@@ -144,7 +144,7 @@ def _type_named(reader: StatementReader, word: str, depth: int) -> str:
 
 def _nested(reader: StatementReader, word: str, depth: int) -> str:
     if depth > DEPTH_MAX:
-        raise reader.error(f"a type has more than {DEPTH_MAX} levels")
+        raise reader.error(f"a type is nested more than {DEPTH_MAX} levels deep")
     read = _field if word == "struct" else _type
     parts = reader.sequence(lambda: read(reader, depth))
     reader.need(">")
@@ -154,12 +154,12 @@ def _nested(reader: StatementReader, word: str, depth: int) -> str:
 def _field(reader: StatementReader, depth: int) -> str:
     name = reader.name("a field")
     if _PARTED.search(name):
-        raise reader.error(f"the field {name!r} has a character that no field's name can have")
-    # Spark writes such names with backticks too.
+        raise reader.error(f"invalid field name {name!r}: , : < > ( ) and ` are not allowed")
+    # Spark also writes such names in backticks.
     if not _PLAIN_FIELD.fullmatch(name):
         name = quote_name(name)
     token = reader.peek()
-    # In `a :int` the lexer sees a parameter.
+    # In `a :int` the lexer reads a parameter.
     if token.kind == "parameter" and token.text.startswith(":"):
         reader.place += 1
         return f"{name}:{_type_named(reader, token.text[1:].lower(), depth)}"
@@ -189,10 +189,10 @@ def _postgres_type(reader: StatementReader, word: str) -> str:
         word = "character varying"
     numbers = _numbers(reader)
     if word == "timestamp":
-        # The precision stands before the zone; Spark's is always microseconds.
+        # The precision comes before the zone; Spark's precision is always microseconds.
         if numbers and numbers[0] < _TIME_DIGITS:
             raise reader.error(
-                f"timestamp({numbers[0]}) is not known: times have six digits of a second"
+                f"timestamp({numbers[0]}) is not supported: times always have microsecond precision"
             )
         if reader.take("WITH", "TIME", "ZONE"):
             word = "timestamp with time zone"
@@ -207,7 +207,7 @@ def _postgres_type(reader: StatementReader, word: str) -> str:
         case "decimal" if not numbers:
             return UNBOUNDED_NUMERIC
         case "char" if not numbers:
-            # Without a length PostgreSQL's char is of one character, its bpchar of any number.
+            # In PostgreSQL, char without a length has one character, and bpchar any number.
             return "string" if word == "bpchar" else "char(1)"
         case "varchar" if not numbers:
             return "string"
@@ -220,5 +220,5 @@ def _with_arrays(reader: StatementReader, element: str) -> str:
         reader.place = reader.partners[reader.place] + 1
         levels += 1
         if levels > DEPTH_MAX:
-            raise reader.error(f"a type has more than {DEPTH_MAX} levels")
+            raise reader.error(f"a type is nested more than {DEPTH_MAX} levels deep")
     return "array<" * levels + element + ">" * levels

@@ -1,1 +1,2 @@
-"""Views: SQL text → relational plan → delta plan, one rule a file, and its explanation."""
+"""Maintained views: from SQL text to a relational plan and a delta plan, with one rule per file,
+and their explanation."""

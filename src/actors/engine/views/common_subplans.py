@@ -1,9 +1,10 @@
 """Common subplans: equal parts of a query share one operator.
 
-A table expression that is used three times occurs three times in Spark's plan, each time with other
-column ids, and each copy would have its own states, lookups and runs. Two parts are equal if their
-texts are, once ids are numbered in order of appearance. The later part becomes a projection of the
-first, which renames the columns (`SharedOperator`): one delta, and one state for all lookups.
+A table expression that is used three times occurs three times in Spark's plan, each time with
+different column ids, and each copy would have its own states, lookups and runs. Two parts are equal
+if their texts are equal once their ids are numbered in order of appearance. The later part becomes
+a projection of the first one, which only renames columns (`SharedOperator`): there is one delta,
+and one state for all lookups.
 
     Join(Aggregate(t) as a, Aggregate(t) as b)   =   Join(a, Project(a)), a one operator
 """
@@ -48,22 +49,24 @@ _KEEPING: Final = (
     | WindowFunctions
 )
 _REFERENCE: Final = re.compile(r"(?<![.\w])[A-Za-z_]\w*+(?!\s*:)")
-"""Word that may be a column id; after a point, or before a colon, it is a field's name."""
+"""A word that may be a column id. After a dot or before a colon it is the name of a field."""
 
 
 class CommonSubplans:
-    """A plan whose equal parts are one object."""
+    """A plan in which equal parts are the same object."""
 
     def __init__(self, plan: Plan) -> None:
+        # The first part of each shape.
         self._first: dict[str, Plan] = {}
+        # Shapes of parts by their identities: a cache for `shape_of`.
         self._shapes: dict[int, str] = {}
         self.shared: set[int] = set()
-        """Identities of the parts of `root` that occur in it more than once."""
+        """Identities of the parts of `root` that occur more than once in it."""
         self.root = self._merged(plan)
 
     def _merged(self, plan: Plan) -> Plan:
-        """Return a part, or a projection of the equal one that came before it."""
-        # Only parts that keep a state or join are worth it.
+        """Return a part, or a projection of the first part that is equal to it."""
+        # Only parts that have a state or a join are worth sharing.
         if not _keeps(plan):
             return plan
         text = shape_of(plan, self._shapes)
@@ -76,7 +79,7 @@ class CommonSubplans:
         return ProjectNode(first, tuple(NamedExpression(own, other) for own, other in pairs))
 
     def _within(self, plan: Plan, *, below_window: bool = False) -> Plan:
-        """Return a part whose own inputs are merged."""
+        """Return a part with its own inputs merged."""
         changes: dict[str, Any] = {}
         for name in plan.__struct_fields__:
             value = getattr(plan, name)
@@ -92,8 +95,8 @@ class CommonSubplans:
 
 
 def _is_one(plan: Plan, value: Plan, *, below_window: bool) -> bool:
-    """Return whether a rule handles a part and its input together: a filter over a window, and a
-    window over another one, or over a projection of that."""
+    """Return whether one rule handles a part together with its input: a filter over a window, or a
+    window over another window or over a projection of one."""
     if isinstance(value, WindowFunctions):
         return below_window or isinstance(plan, FilterNode | WindowFunctions)
     if not isinstance(plan, WindowFunctions) or not isinstance(value, ProjectNode):
@@ -111,14 +114,14 @@ def _inputs_of(plan: Plan) -> list[Plan]:
 
 
 def _keeps(plan: Plan) -> bool:
-    """Return whether a part has a state or a join anywhere in it."""
+    """Return whether a part contains a state or a join."""
     return isinstance(plan, _KEEPING) or any(map(_keeps, _inputs_of(plan)))
 
 
 def shape_of(plan: Plan, known: dict[int, str] | None = None) -> str:
-    """Return a part as a text in which its own column ids are replaced by numbers.
+    """Return a part as text with its own column ids replaced by numbers.
 
-    `known`: cache of texts by the parts' identities, so all these parts must outlive it.
+    `known`: a cache of texts by the identities of parts; all of these parts must outlive it.
 
     >>> from actors.model.plan.relational import ScanNode
     >>> one = FilterNode(ScanNode(0, (("i0_k", "k"),)), "i0_k > 'i0_k'")
@@ -131,14 +134,15 @@ def shape_of(plan: Plan, known: dict[int, str] | None = None) -> str:
     numbers: dict[str, str] = {}
     for each in _inputs_of(plan):
         for id_ in columns_of(each):
-            # Inputs of a union have the same ids.
+            # The inputs of a union have the same ids.
             numbers.setdefault(id_, f"#{len(numbers)}")
     made = {id_: f"#{len(numbers) + n}" for n, id_ in enumerate(columns_of(plan))}
     if isinstance(plan, ScanNode):
         # A table's own names stay, even if one looks like an id.
         text = f"Scan({plan.input_index}, {[own for _, own in plan.columns]})"
     else:
-        # Inputs of a union may have their columns in different orders: the order is in the text.
+        # The inputs of a union may have their columns in different orders, so the text contains the
+        # order.
         order = [[numbers[id_] for id_ in columns_of(each)] for each in _inputs_of(plan)]
         text = f"{order} {_fields_text(plan, {**made, **numbers}, known)}"
     known[id(plan)] = text
@@ -146,14 +150,14 @@ def shape_of(plan: Plan, known: dict[int, str] | None = None) -> str:
 
 
 def _fields_text(value: msgspec.Struct, ids: Mapping[str, str], known: dict[int, str]) -> str:
-    # `types` are left out: they follow from the inputs, and may name columns that are dropped.
+    # `types` is left out: it follows from the inputs, and may name columns that were dropped.
     names = [name for name in value.__struct_fields__ if name != "types"]
     fields = (_value_text(getattr(value, name), ids, known) for name in names)
     return f"{type(value).__name__}({', '.join(fields)})"
 
 
 def _value_text(value: Any, ids: Mapping[str, str], known: dict[int, str]) -> str:
-    """Return a field's value as text, with numbers in place of column ids."""
+    """Return the value of a field as text, with numbers in place of column ids."""
     if isinstance(value, Plan):
         return shape_of(value, known)
     if isinstance(value, msgspec.Struct):
@@ -164,7 +168,8 @@ def _value_text(value: Any, ids: Mapping[str, str], known: dict[int, str]) -> st
 
 
 def _renumbered(text: str, ids: Mapping[str, str]) -> str:
-    """Return an expression with numbers in place of its ids; literals and quoted names stay.
+    """Return an expression with numbers in place of its ids. Literals and quoted names stay the
+    same.
 
     >>> _renumbered("CAST(i0_s AS struct<i0_s: int>).i0_s = 'i0_s'", {"i0_s": "#0"})
     "CAST(#0 AS struct<i0_s: int>).i0_s = 'i0_s'"
@@ -181,14 +186,14 @@ def _renumbered(text: str, ids: Mapping[str, str]) -> str:
 
 
 class SharedOperator(PassingOperator):
-    """Operator that several parts of a view use; a large delta is made once."""
+    """An operator that several parts of a view use. A large delta is computed only once."""
 
     def __init__(self, context: DerivationContext, below: ViewOperator) -> None:
         super().__init__(context, below)
 
     def make_delta(self) -> Node:
-        """Return the operator's delta, in a run of its own if it is large."""
-        # Several parts read it: a large delta is worth a run of its own.
+        """Return the operator's delta, computed in a run of its own if it is large."""
+        # Several parts read it, so a large delta is worth a run of its own.
         return self._below.delta(shared=True)
 
     def old(self) -> Node:
@@ -196,5 +201,5 @@ class SharedOperator(PassingOperator):
         return self._below.old()
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
-        """Return the operator's answer."""
+        """Return the shared operator's answer."""
         return self._below.table_columns(ids, some=some)

@@ -1,10 +1,10 @@
-"""SQL text → delta plan: Spark analyses the text, and the rules derive the plan.
+"""Compiles SQL text to a delta plan: Spark analyses the text, and the rules derive the plan.
 
-Spark's analysis gives the output schema, refuses what is not Spark SQL, names the tables that are
-read, and finds volatile calls (random values, or the clock). Its plan, proven to be the text's
-(`actors.engine.spark.catalyst_front`), is the input of the rules. A construct that no rule knows
-makes the view opaque, with a reason that names it. So does a plan whose states cannot be stored.
-`compile_view` is pure except for `analyze` and `check`.
+Spark's analysis gives the output schema, rejects what is not Spark SQL, names the tables that are
+read, and finds volatile calls (random values, or the clock). The rules take Spark's plan, after it
+has been verified against the text (`actors.engine.spark.catalyst_front`). A construct that no rule
+supports makes the view opaque, with a reason that names it. So does a plan whose states cannot be
+stored. `compile_view` is pure except for `analyze` and `check`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from actors.runtime.errors import InvalidUsage, QueryRejected
 
 DEFAULT_LIMITS: Final = PlanLimits()
 CheckPlan: TypeAlias = Callable[[DeltaPlan], Awaitable[None]]
-"""Builds a plan in the engine, over empty inputs; raises `InvalidUsage` if it can have no rows."""
+"""Builds a plan in the engine over empty inputs. Raises `InvalidUsage` if its rows cannot be
+stored."""
 CHANGES_MEANING: Final = (
     "spark.sql.casesensitive",
     "spark.sql.ansi.doublequotedidentifiers",
@@ -42,8 +43,8 @@ CHANGES_MEANING: Final = (
     "spark.sql.parser.",
     "spark.sql.session.collation",
 )
-"""Settings under which a text has another meaning than to the rules and to a plain read, which take
-names, literals, keys and aggregates as Spark does by default."""
+"""Settings under which a text means something else than it does to the rules and to a plain read:
+these treat names, literals, keys and aggregates as Spark does by default."""
 
 
 async def compile_view(
@@ -59,15 +60,15 @@ async def compile_view(
 
     Args:
         sql: The view's query.
-        tables: Schemas of the tables that it may name.
-        analyze: Asks the engine to analyse it.
+        tables: Schemas of the tables that the query may name.
+        analyze: Asks the engine to analyse the query.
         conf: The view's Spark settings.
-        limits: Limits of the plan's size; a view beyond them is recomputed.
-        choose: Chooses the sums below joins, for the names of the inputs (None: no sums).
-        check: Checks the plan in the engine; a view whose plan fails is recomputed (None: no
-            check, and the view may never have contents).
+        limits: Limits on the size of the plan; a view beyond them is recomputed.
+        choose: Chooses the sums below joins, given the names of the inputs; None for no such sums.
+        check: Checks the plan in the engine; a view whose plan fails the check is recomputed. None
+            for no check: then the view may fail to get any contents.
 
-    Raises `QueryRejected` (Spark's refusal, a volatile function, a column that cannot be
+    Raises `QueryRejected` (an error of Spark's, a volatile function, or a column that cannot be
     stored), `UnknownObject`, and what `analyze` raises.
     """
     sql = query_text(sql)
@@ -81,7 +82,9 @@ async def compile_view(
     try:
         for key, _ in conf:
             if key.lower().startswith(CHANGES_MEANING):
-                raise UnsupportedConstruct(f"the setting {key}")
+                raise UnsupportedConstruct(
+                    f"the setting {key}, which changes the meaning of the query"
+                )
         view = _translated(analyzed.translation, inputs, output)
         choice = NEVER_EAGER if choose is None else await choose(inputs)
         derived = _derived(view, schemas, limits, choice)
@@ -104,10 +107,10 @@ async def compile_view(
         if check is not None:
             await _checked(plan, check)
     except UnsupportedConstruct as why:
-        # A recomputed view would show the clock at the time of its job.
+        # A recomputed view would show the time at which its job ran.
         if analyzed.volatility is not None:
             _refuse_clock(analyzed.volatility, str(why))
-        # There are no strata: the dataflow has the view's own text computed whole at each time, and
+        # Without strata, the dataflow recomputes the view's query in full at each timestamp and
         # emits only what changed. That is exact, at the cost of the whole query.
         plan = DeltaPlan(
             inputs=inputs,
@@ -125,45 +128,45 @@ def _translated(
     found: QueryTranslation | None, inputs: tuple[str, ...], output: TableSchema
 ) -> ViewPlan:
     if found is None or found.root is None:
-        raise UnsupportedConstruct("no plan was given" if found is None else found.reason)
+        raise UnsupportedConstruct("the engine returned no plan" if found is None else found.reason)
     return ViewPlan(inputs, found.root, output)
 
 
 def _derived(
     view: ViewPlan, schemas: tuple[TableSchema, ...], limits: PlanLimits, choice: EagerChoice
 ) -> DerivedPlan:
-    """Return the plan of the view's changes. Raises `UnsupportedConstruct`, also when it is too
-    large."""
+    """Return the plan for the view's changes. Raises `UnsupportedConstruct`, including for a plan
+    that is too large."""
     try:
         derived = derive(view, schemas, choice)
         nodes = [stratum.node for stratum in derived.strata]
-        # The worst case: each input has rows; strata's own outputs are no inputs.
+        # The worst case: every input has rows. The outputs of other strata do not count as inputs.
         named = {name for stratum in derived.strata for name in stratum.inputs}
         inputs = {name for name in named if InputName.parse(name).kind is not InputKind.RESULT}
         size = sum(statement_sizes(nodes, inputs, limits.statement_nodes_max))
     except RecursionError:
-        raise UnsupportedConstruct("a plan that is nested too deeply") from None
+        raise UnsupportedConstruct("its plan is nested too deeply") from None
     if size > limits.plan_nodes_max:
         raise UnsupportedConstruct(
-            f"a plan of {size} nodes for its changes, more than {limits.plan_nodes_max} "
-            "(view_plan_nodes_max)"
+            f"its delta plan has {size} nodes, more than view_plan_nodes_max"
+            f" ({limits.plan_nodes_max})"
         )
     return derived
 
 
 async def _checked(plan: DeltaPlan, check: CheckPlan) -> None:
     """Raise `UnsupportedConstruct` for a plan that the engine refuses: the rows of an operator have
-    a type that cannot be stored, or another one than the rules took it to have."""
+    a type that cannot be stored, or a different type than the rules expected."""
     try:
         await check(plan)
     except InvalidUsage as why:
         reason = str(why).partition("\n")[0].removesuffix("; cast it")
-        raise UnsupportedConstruct(f"states that cannot be kept: {reason}") from why
+        raise UnsupportedConstruct(f"state that cannot be stored: {reason}") from why
 
 
 def _refuse_volatile(analyzed: QueryAnalyzed) -> None:
     found = analyzed.volatility
-    # Temporal filters follow the clock (`catalyst.temporal`).
+    # Temporal filters may use the clock (`catalyst.temporal`).
     if found is None or found.temporal:
         return
     if found.clock:
@@ -177,8 +180,8 @@ def _refuse_volatile(analyzed: QueryAnalyzed) -> None:
 
 def _refuse_clock(found: VolatileCall, why: str) -> NoReturn:
     raise QueryRejected(
-        f"{found.call} is kept up with only where WHERE compares it, moved by constant intervals, "
-        f"with a time of the row (ts > now() - INTERVAL '1' HOUR); here: {why}"
+        f"{found.call} is supported only in a WHERE that compares it, shifted by constant"
+        f" intervals, with a time of the row (ts > now() - INTERVAL '1' HOUR); here: {why}"
     )
 
 
@@ -186,11 +189,9 @@ def _check_output(output: TableSchema) -> None:
     seen: set[str] = set()
     for column in output.columns:
         low = column.name.lower()
-        # Spark resolves names in any case.
+        # Spark resolves names case-insensitively.
         if low in seen:
-            raise QueryRejected(
-                f"the view has two columns named {column.name!r}: give one an alias"
-            )
+            raise QueryRejected(f"duplicate column {column.name!r}: give one of them an alias")
         seen.add(low)
         if column.name in SYSTEM_COLUMNS or low.startswith("__"):
             raise QueryRejected(f"column name {column.name!r} is reserved: give it an alias")
@@ -201,4 +202,4 @@ def _check_output(output: TableSchema) -> None:
                 f"column {column.name!r} has type {column.type}, which cannot be stored: cast it"
             ) from None
         if column.type == "void":
-            raise QueryRejected(f"column {column.name!r} has no type: cast the NULL")
+            raise QueryRejected(f"column {column.name!r} has no type: cast the NULL to one")

@@ -1,11 +1,12 @@
-"""Relational plan → strata, by operators that derive their own delta; one rule a file.
+"""Derives the strata of a delta plan from a relational plan. Operators derive their own delta, with
+one rule per file.
 
 `derive` builds the operators of a plan bottom up, asks the root for its delta, and packs the
-result: the view's delta and that of each hidden state leave Spark as one table (see
+result: the delta of the view and those of its hidden states leave Spark as a single table (see
 `plan.delta.DeltaPlan`).
 
-The mode is the weakest node's: *keyed* where groups are computed afresh, *opaque* where some state
-is read whole because no equality leads to it; the latter still runs as steps.
+The mode is that of the weakest node: *keyed* if groups are recomputed, *opaque* if a state is read
+in full because no equality leads to it. Such an opaque view still runs in steps.
 """
 
 from __future__ import annotations
@@ -88,14 +89,15 @@ from actors.model.plan.relational_walk import inputs_of
 from actors.model.plan.schema import TableSchema, quote
 
 HIDDEN_STATES_MAX: Final = 29
-"""Limit of hidden states. The bits of an int say to which of them a row belongs; the first bit is
-the view's, the one above theirs marks rows of strata that seldom have any."""
-BESIDE: Final = "is read when the one row beside it changes"
-"""Text in the reason of a view that is incremental except for this read."""
+"""Maximum number of hidden states. The bits of an int tell to which of them a row belongs: the
+first bit is the view's, and the bit above the last state marks rows of strata that seldom have
+any."""
+SINGLE_ROW_READ: Final = "is read when the single row joined with it changes"
+"""Part of the reason of a view that is incremental except for this read."""
 
 
 class DerivedPlan(msgspec.Struct, frozen=True):
-    """Result of `derive` for a view."""
+    """The result of `derive` for a view."""
 
     strata: tuple[PlanStratum, ...]
     hidden: tuple[HiddenState, ...]
@@ -117,7 +119,7 @@ def derive(
     node = _operator(context, common.root).delta()
     if len(context.hidden) > HIDDEN_STATES_MAX:
         raise UnsupportedConstruct(
-            f"{len(context.hidden)} states of its own, more than {HIDDEN_STATES_MAX}"
+            f"{len(context.hidden)} hidden states, more than the limit of {HIDDEN_STATES_MAX}"
         )
     if context.hidden:
         node = _packed(context, node, view.output)
@@ -135,38 +137,41 @@ def _mode(
     hidden: tuple[HiddenState, ...],
     inputs: tuple[str, ...],
 ) -> tuple[str, str]:
-    """Return the mode and its reason; for an incremental view the reason names what is read
-    whole."""
+    """Return the mode and its reason. For an incremental view, the reason names what is read in
+    full."""
     beside: list[str] = []
     for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
         origins = [name for name, _ in lookup.origins if name not in context.seldom]
-        # A whole read of few rows, or one that only a run which seldom has rows asks for, does not
-        # count.
+        # Reading a few rows in full does not count, nor does a read on behalf of a run that seldom
+        # has rows.
         if lookup.key or lookup.target in context.bounded or (lookup.origins and not origins):
             continue
         kind, number = InputName.parse(lookup.target)
         of_groups = kind is InputKind.HIDDEN
-        # A state without keys has one row.
+        # A state without keys has a single row.
         if of_groups and not hidden[number].keys:
             continue
         what = "all of the groups below" if of_groups else f"all of {inputs[number]}"
         if lookup.number in context.lookups.ranges:
             what = f"a range of {inputs[number]}"
-        # Still incremental: all of the other side is what the changed row is joined with.
+        # Still incremental: the changed row has to be joined with all of the other side anyway.
         if origins and context.one_row.issuperset(origins):
-            beside.append(f"{what} {BESIDE}")
+            beside.append(f"{what} {SINGLE_ROW_READ}")
             continue
-        when = " when what is beside it changes" if lookup.origins else ""
+        when = " when the other side of the join changes" if lookup.origins else ""
         if of_groups:
-            return "opaque", f"no equality leads to the groups below: all of them are read{when}"
-        return "opaque", f"no equality leads to {inputs[number]}: all of it is read{when}"
+            return (
+                "opaque",
+                f"the groups below cannot be looked up by key: all of them are read{when}",
+            )
+        return "opaque", f"{inputs[number]} cannot be looked up by key: all of it is read{when}"
     if context.keyed:
         return "keyed", "; ".join(dict.fromkeys([*context.keyed, *beside]))
     return "incremental", "; ".join(dict.fromkeys(beside))
 
 
 def _operator(context: DerivationContext, plan: Plan) -> ViewOperator:
-    """Return the operator of a plan; a part that occurs in it more than once has one operator."""
+    """Return the operator of a plan; all occurrences of a shared part get the same operator."""
     if id(plan) not in context.shared:
         return _made(context, plan)
     known = context.operators.get(id(plan))
@@ -190,7 +195,8 @@ def _made(context: DerivationContext, plan: Plan) -> ViewOperator:
             return TemporalOperator(context, plan, _operator(context, plan.input))
         case ProjectNode():
             below = plan.input
-            # Together with its join: columns that are not read above allow range lookups.
+            # Handled together with its join: if columns are not read above it, range lookups are
+            # possible.
             if isinstance(below, JoinNode) and id(below) not in context.shared:
                 return _projected(context, plan.columns, below, _sides(context, below))
             return ProjectOperator(context, plan.columns, _operator(context, below))
@@ -219,8 +225,8 @@ def _made(context: DerivationContext, plan: Plan) -> ViewOperator:
 
 
 def _ranked(context: DerivationContext, plan: FilterNode, windows: WindowFunctions) -> ViewOperator:
-    """Return the rows of window functions that a filter leaves, kept with a reserve if they are the
-    first of their partition."""
+    """Return the rows of window functions that a filter keeps. If it keeps the first rows of each
+    partition, they are stored with a reserve."""
     ranks = ranks_wanted(plan.predicate, windows.calls)
     if not ranks:
         return FilterOperator(context, plan, _window(context, windows))
@@ -231,27 +237,27 @@ def _ranked(context: DerivationContext, plan: FilterNode, windows: WindowFunctio
 
 
 def _window(context: DerivationContext, plan: WindowFunctions, ranks: int = 0) -> ViewOperator:
-    """Return the window functions; only the first `ranks` are read above (0: all)."""
+    """Return the window functions. `ranks`: only ranks up to this one are read above; 0 for all."""
     lowest, *above = window_chain(plan)
     lowest = _keys_once(lowest)
     below = _operator(context, lowest.input)
     near = near_sessions(lowest, above, below) if above else near_changes(lowest, below, ranks)
     what = "touched partitions" if near is None else "rows near changes"
-    context.keyed.append(f"window functions: {what} are computed afresh")
+    context.keyed.append(f"window functions: {what} are recomputed")
     return WindowOperator(context, lowest, below, near, above)
 
 
 def _keys_once(plan: WindowFunctions) -> WindowFunctions:
-    """Return the window with each of its keys once."""
-    # Two names of a query may be one column.
+    """Return the window without repeated keys."""
+    # Two names in a query may denote the same column.
     return msgspec.structs.replace(plan, keys=tuple(dict.fromkeys(plan.keys)))
 
 
 def _sides(
     context: DerivationContext, plan: JoinNode | OuterJoin | SemiJoin
 ) -> tuple[ViewOperator, ...]:
-    """Return the inputs of a join. An input that cannot be looked up by the join's keys is kept as
-    a state."""
+    """Return the inputs of a join. An input that cannot be looked up by the join's keys gets a
+    state of its rows."""
     inputs = tuple(_operator(context, each) for each in inputs_of(plan))
     types = dict(plan.types)
     owner = {id_: place for place, each in enumerate(inputs) for id_ in each.columns}
@@ -275,7 +281,7 @@ def _projected(
     plan: JoinNode,
     sides: Sequence[ViewOperator],
 ) -> ViewOperator:
-    """Return a projection of an inner join, whose inputs are `sides`."""
+    """Return a projection of an inner join whose inputs are `sides`."""
     read = {word for each in columns for word in words_of(each.expression)}
     return ProjectOperator(context, columns, inner_join(context, plan, sides, read))
 
@@ -284,7 +290,7 @@ def _projected(
 
 
 def _grouped(context: DerivationContext, plan: AggregationNode) -> ViewOperator:
-    """Return a grouping; over a join, one side is summed first if that is a gain."""
+    """Return a grouping; over a join, one side is summed first if that saves work."""
     rows = joined_rows(plan, context.shared)
     if rows is None:
         return _aggregate(context, plan, _operator(context, plan.input))
@@ -301,8 +307,9 @@ def _grouped(context: DerivationContext, plan: AggregationNode) -> ViewOperator:
 def _aggregate(
     context: DerivationContext, plan: AggregationNode, below: ViewOperator
 ) -> ViewOperator:
-    """Return a grouping. Its parts are joined by their keys if some aggregates are sums, also over
-    distinct values, others are first values, and others are computed afresh."""
+    """Return a grouping. If its aggregates are maintained in different ways (sums, sums over
+    distinct values, first values, recomputed ones), it consists of parts that are joined by the
+    keys."""
     sums: list[AggregateCall] = []
     distinct_calls: dict[str, list[AggregateCall]] = {}
     afresh: list[AggregateCall] = []
@@ -317,12 +324,12 @@ def _aggregate(
         elif is_extreme(plan, call):
             firsts.append(call)
         else:
-            context.keyed.append(f"{why}: touched groups are computed afresh")
+            context.keyed.append(f"{why}: touched groups are recomputed")
             afresh.append(call)
     parts: list[ViewOperator] = []
     if distinct_calls:
         parts.append(aggregate_distinct_values(context, plan, below, distinct_calls, sums))
-    # Without any call there is still one part, for the keys.
+    # Without any calls there is still one part, for the keys.
     elif sums or not (afresh or firsts):
         part = msgspec.structs.replace(plan, calls=tuple(sums))
         parts.append(aggregate(context, part, below))
@@ -338,7 +345,7 @@ def _aggregate(
 
 
 def _packed(context: DerivationContext, node: Node, output: TableSchema) -> Node:
-    """Return the view's delta and those of all hidden states as one table."""
+    """Return the deltas of the view and of all hidden states as a single table."""
     merged = _merged(context, node)
     branches = [merged[1]] if merged is not None else [_view_branch(context, node, output)]
     branches += _hidden_branches(context, output, None if merged is None else merged[0])
@@ -347,7 +354,8 @@ def _packed(context: DerivationContext, node: Node, output: TableSchema) -> Node
 
 
 def _merged(context: DerivationContext, node: Node) -> tuple[int, Node] | None:
-    """Return (hidden state, branch) if the view is a projection of one grouping's totals."""
+    """If the view is a projection of one grouping's totals, return the number of its hidden state
+    and the branch that makes both; else None."""
     inner: Node = node
     selects: list[SelectColumns] = []
     predicates: list[str] = []
@@ -363,7 +371,7 @@ def _merged(context: DerivationContext, node: Node) -> tuple[int, Node] | None:
         inner = inner.input
     if inner.flips or len(selects) != 2:
         return None
-    # The view's rows and the hidden ones come from one node, which is computed once.
+    # One node makes the view's rows and the hidden ones, so that they are computed once.
     number = next(k for k, (_, made) in enumerate(context.hidden) if made == inner)
     hidden, _ = context.hidden[number]
     view, finished = selects
@@ -375,7 +383,8 @@ def _merged(context: DerivationContext, node: Node) -> tuple[int, Node] | None:
     columns = [
         NamedExpression(
             OUTPUT_PREFIX + column.name,
-            # Rows that HAVING drops are not computed: Spark does not either, and it might raise.
+            # Rows that HAVING drops are not computed: Spark does not compute them either, and they
+            # might raise an error.
             column.expression if kept is None else f"CASE WHEN {kept} THEN {column.expression} END",
         )
         for column in view.columns
@@ -387,7 +396,7 @@ def _merged(context: DerivationContext, node: Node) -> tuple[int, Node] | None:
 
 
 def _hidden_columns(context: DerivationContext, *filled: int) -> list[NamedExpression]:
-    """Return the columns of all hidden states: the `filled` ones by name, the others NULL."""
+    """Return the columns of all hidden states: those of `filled` by name, all others NULL."""
     return [
         NamedExpression(
             f"{hidden_prefix(k)}{column.name}",
@@ -414,7 +423,7 @@ def _hidden_branches(
         filled: tuple[int, ...] = (number,)
         to = str(2 << number)
         if isinstance(made, TopCandidates):
-            # The candidates' node also makes the edges, which are the next hidden state.
+            # The node of the candidates also makes the edges, which are the next hidden state.
             filled, to = (number, number + 1), f"IF({made.mark}, {4 << number}, {2 << number})"
         branches.append(_no_view_branch(context, made, filled, to, output))
     return branches

@@ -1,8 +1,8 @@
-"""Choice of the sums that are taken below a join (`views.rule_eager`), by the sizes of the tables.
+"""Chooses the sums that are computed below a join (`views.rule_eager`), by the sizes of the tables.
 
-Summing first costs one hidden state more at each change of the table. At each change of the other
-side it saves as many rows as there are for each of its rows. So it is chosen from a minimum of rows
-for each row of the other side on.
+Summing first costs one additional change of a hidden state for each change of the table. For each
+change of the other side it saves as many rows as match one of its rows. So it is chosen if there
+are at least a given number of rows for each row of the other side.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from actors.runtime.threshold_probes import EAGER_ROWS
 
 
 class EagerChoice(msgspec.Struct, frozen=True):
-    """Chooses by the sizes that are known when a view is made.
+    """Chooses by the sizes that are known when a view is created.
 
     >>> choice = EagerChoice(rows=(100_000, 10), rows_min=1_000)
     >>> choice.choose(0, ("bid",), 1)
@@ -27,22 +27,22 @@ class EagerChoice(msgspec.Struct, frozen=True):
     """
 
     rows: tuple[int, ...] = ()
-    """Approximate number of rows of each input; empty: not known."""
+    """Approximate number of rows of each input; empty if not known."""
     rows_min: int | None = None
-    """Minimum of rows for each row of the other side; None: never sum below joins."""
+    """Minimum number of rows for each row of the other side; None: never sum below joins."""
     made: tuple[EagerSums, ...] | None = None
     """The choice made when the view was compiled before, or None."""
 
     def is_open(self, *inputs: int) -> bool:
         """Return whether the choice must wait because one of these inputs is empty."""
-        # An empty table says nothing of its later size: the next start of the service chooses
-        # again.
+        # The size of an empty table says nothing about its later size: the next start of the
+        # service chooses again.
         return self.made is None and not all(self.rows[n] for n in inputs if self.rows)
 
     def choose(self, input_index: int, columns: tuple[str, ...], other: int) -> EagerSums | None:
-        """Return the sums of an input by `columns`, by which it is joined to the input `other`, if
-        they are to be taken below that join; else None."""
-        # A view that is compiled again keeps its choice: its durable states are made for that.
+        """Return the sums of an input by `columns`, its join key with the input `other`, if they
+        should be computed below that join; else None."""
+        # A view that is compiled again keeps its choice, on which its durable states depend.
         if self.made is not None:
             wanted = (input_index, columns)
             same = (each for each in self.made if (each.input_index, each.columns) == wanted)
@@ -59,4 +59,4 @@ class EagerChoice(msgspec.Struct, frozen=True):
 
 NEVER_EAGER: Final = EagerChoice()
 ChooseEager: TypeAlias = Callable[[Sequence[str]], Awaitable[EagerChoice]]
-"""Makes the choice for a view's inputs, given by name."""
+"""Makes the choice for a view's inputs, which are given by name."""

@@ -1,4 +1,4 @@
-"""Plans as text for people: a delta plan with its strata and lookups, and a relational tree."""
+"""Renders plans as text: a delta plan with its strata and lookups, and a relational tree."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ from actors.model.plan.relational import (
 from actors.model.plan.relational_text import call_text, window_text
 from actors.model.plan.relational_walk import inputs_of
 
-_AFRESH: Final = " [keyed: touched partitions are computed afresh]"
+_RECOMPUTED: Final = " [keyed: touched partitions are recomputed]"
 _RANKED: Final = " [keyed: all rows are ranked when one changes]"
 _RESERVE: Final = " [incremental, with a reserve]"
 
 
 def explain(plan: DeltaPlan) -> str:
-    """Return the plan as indented lines."""
+    """Return a delta plan as indented lines."""
     reason = f" ({plan.reason})" if plan.reason else ""
     lines = [f"mode: {plan.mode}{reason}", f"refresh policy: {plan.policy}"]
     lines += [f"  {line}" for line in plan.tree.splitlines()]
@@ -77,7 +77,7 @@ def explain(plan: DeltaPlan) -> str:
         lines.append(f"input {index}: {name}({schema.ddl()})")
     lines.append(f"output: {plan.output.ddl()}")
     for index, hidden in enumerate(plan.hidden):
-        keys = ", ".join(hidden.keys) or "none: one row"
+        keys = ", ".join(hidden.keys) or "none (one row)"
         lines.append(f"hidden {index}: {hidden.schema.ddl()}; keys: {keys}")
     for index, near in enumerate(plan.nearby):
         name = InputKind.NEARBY.text(index)
@@ -92,9 +92,10 @@ def explain(plan: DeltaPlan) -> str:
         name = plan.inputs[sums.input_index]
         lines.append(f"summed before it is joined: {name} by ({key}){about}")
     lines += [f"conf: {key} = {value}" for key, value in plan.conf]
-    # An opaque view without strata has no delta plan at all; one with strata recomputes a part.
+    # An opaque view without strata has no delta plan at all; one with strata recomputes only a
+    # part.
     if plan.mode == "opaque" and not plan.strata:
-        lines.append("recomputed whole at each time and subtracted")
+        lines.append("recomputed in full at each time; only the difference is emitted")
     for index, stratum in enumerate(plan.strata):
         lines.append(f"stratum {index}: reads {', '.join(stratum.inputs)}")
         ranges = {each.lookup: each.text() for each in stratum.ranges}
@@ -105,8 +106,8 @@ def explain(plan: DeltaPlan) -> str:
 
 
 def explain_tree(plan: ViewPlan) -> str:
-    """Return the relational tree of a view, one node a line with its own mode, inputs indented
-    below it."""
+    """Return the relational tree of a view: one node per line with its own mode, and its inputs
+    indented below it."""
     return "\n".join(_lines(plan.root, plan))
 
 
@@ -123,9 +124,9 @@ def _lookup(lookup: StateLookup, plan: DeltaPlan, within: str) -> str:
 
 def _delta_lines(node: Node, mode: str) -> Iterator[str]:
     title, children = _describe(node)
-    # In an incremental view it reads no group or partition: these would make the view keyed.
+    # In an incremental view it does not read a group or partition, which would make the view keyed.
     few = mode == "incremental" and isinstance(node, RecomputeGroups | RecomputeRows)
-    yield f"{title} [incremental: of few rows that are kept]" if few else title
+    yield f"{title} [incremental: over a few stored rows]" if few else title
     for child in children:
         yield from (f"  {line}" for line in _delta_lines(child, mode))
 
@@ -137,7 +138,7 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
         case FilterRows():
             return f"Where {node.predicate}", (node.input,)
         case RowLifetimes():
-            title = f"RowLifetimes from {node.begins or 'ever'} to {node.ends or 'ever'}"
+            title = f"RowLifetimes from {node.begins or 'unbounded'} to {node.ends or 'unbounded'}"
             return title, (node.input, node.interval)
         case SelectColumns():
             return f"Select {_named(node.columns)}", (node.input,)
@@ -181,7 +182,7 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
             return f"TopShortage{_groups(node.keys)} below {node.count}", tops(node)
         case TopCandidates():
             what = f"TopCandidates{_groups(node.keys)}"
-            return f"{what}: {node.kept} of more than {node.most}", tops(node)
+            return f"{what}: {node.kept} once there are more than {node.most}", tops(node)
         case ConsolidateRows():
             return "Consolidate", (node.input,)
 
@@ -201,7 +202,7 @@ def _lines(plan: Plan, view: ViewPlan, above: Plan | None = None) -> Iterator[st
     own = _mode(plan) if isinstance(plan, AggregationNode) else ""
     if isinstance(plan, WindowFunctions):
         first = isinstance(above, FilterNode) and first_ranks(above.predicate, plan)
-        own = _RESERVE if first else _AFRESH
+        own = _RESERVE if first else _RECOMPUTED
     if isinstance(plan, LimitNode):
         own = _RANKED if plan.count is None else _RESERVE
     yield _title(plan, view.inputs) + own
@@ -220,7 +221,7 @@ def _title(plan: Plan, inputs: tuple[str, ...]) -> str:
             return f"Filter {plan.predicate}"
         case TemporalFilter():
             tests = " AND ".join(bound.test for bound in plan.bounds)
-            return f"TemporalFilter {tests} [incremental: rows come and go as time passes]"
+            return f"TemporalFilter {tests} [incremental: rows enter and leave as time passes]"
         case ProjectNode():
             return f"Project {_named(plan.columns)}"
         case JoinNode():
@@ -248,19 +249,19 @@ def _title(plan: Plan, inputs: tuple[str, ...]) -> str:
         case LimitNode():
             order = f" by {', '.join(plan.order)}" if plan.order else ""
             count = "all" if plan.count is None else plan.count
-            return f"Limit {count} behind {plan.offset}{order}"
+            return f"Limit {count} offset {plan.offset}{order}"
         case OpaqueNode():
             return f"Opaque ({plan.reason})"
 
 
 def _mode(plan: AggregationNode) -> str:
-    """Return the mode of a grouping in brackets."""
+    """Return the mode of a grouping in brackets, with its reason."""
     why = [not_additive(call, ansi=plan.ansi) for call in plan.calls]
     afresh = [
         reason
         for call, reason in zip(plan.calls, why, strict=True)
-        # Only a call that is neither a sum over distinct values nor kept with a reserve is computed
-        # afresh.
+        # A call is recomputed only if it is neither a sum over distinct values nor kept with a
+        # reserve.
         if reason
         and not (call.distinct and not not_additive(_plain(call), ansi=plan.ansi))
         and not is_extreme(plan, call)

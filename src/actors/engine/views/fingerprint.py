@@ -1,4 +1,4 @@
-"""Fingerprint of a plan, and its refresh policy: durable state is continued only under an equal
+"""The fingerprint of a plan, and its refresh policy. Durable state is reused only under an equal
 fingerprint."""
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _RULES = (
     "engine/spark/*.java",
     "engine/spark/spark_releases.py",
 )
-"""Patterns of the files that turn a text into a plan."""
+"""Patterns of the files whose code turns a text into a plan."""
 _LATER = ("covered", "eager", "eager_open")
-"""Fields that were added later. An empty one is left out of the digest, so that the fingerprints of
+"""Fields that were added later. Empty ones are left out of the digest, so that the fingerprints of
 older views stay valid."""
 
 
 @lru_cache(maxsize=1)
 def spark_version() -> str:
-    """Return the version of the Spark package in this environment; empty without one."""
+    """Return the version of the installed Spark package; "" if there is none."""
     try:
         return version("pyspark")
     except PackageNotFoundError:
@@ -39,7 +39,7 @@ def spark_version() -> str:
 
 @lru_cache(maxsize=1)
 def rules_digest() -> str:
-    """Return a sha256 over the rules' files and the version of Spark."""
+    """Return a SHA-256 digest of the rules' files and the version of Spark."""
     digest = hashlib.sha256(spark_version().encode())
     for pattern in _RULES:
         for path in sorted(_ROOT.glob(pattern)):
@@ -48,16 +48,25 @@ def rules_digest() -> str:
 
 
 def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:
-    """Return a sha256 over the plan with its schemas and settings, and the engine's version."""
-    # Choices (policy, eager sums) are left out: they show in the strata, which are digested.
-    neutral = {"fingerprint": "", "policy": "", "tree": "", "eager": (), "eager_open": False}
+    """Return a SHA-256 digest of the plan with its schemas and settings, and of the engine's
+    version."""
+    # Choices (policy, eager sums) are left out: they show in the strata, which are part of the
+    # digest. So is the reason: it is text for people, and another wording must not rebuild a view.
+    neutral = {
+        "fingerprint": "",
+        "policy": "",
+        "tree": "",
+        "eager": (),
+        "eager_open": False,
+        "reason": "",
+    }
     plain = msgspec.structs.replace(plan, **neutral)
     fields = msgspec.to_builtins(plain)
     for name in _LATER:
         if not fields[name]:
             del fields[name]
     digest = hashlib.sha256(msgspec.msgpack.encode(fields))
-    # Another version of Spark may compute other bits from the same plan.
+    # Another version of Spark may compute different bits from the same plan.
     digest.update((spark_version() if engine is None else engine).encode())
     return digest.hexdigest()
 
@@ -67,25 +76,26 @@ def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:
 FULL: Final = "full"
 STRICT: Final = "incremental strict"
 POLICIES: Final = (AUTO, "incremental", STRICT, FULL)
-"""The ways in which a view may be brought up to date. ``auto``: by steps, or recomputed if that is
-measured to be cheaper; ``incremental``: by steps if rules know how; ``incremental strict``: the
-same, but a view that would be opaque is refused; ``full``: always recomputed. Under each policy
-only the difference is emitted."""
+"""How a view may be brought up to date. ``auto``: in steps, or recomputed if that is measured to be
+cheaper. ``incremental``: in steps if the rules support the view. ``incremental strict``: likewise,
+but a view that would be opaque is refused. ``full``: always recomputed. Every policy emits only the
+difference."""
 
 
 def with_policy(plan: DeltaPlan, policy: str) -> DeltaPlan:
-    """Return the plan under a policy. Raises `InvalidUsage` (no such policy) and
-    `QueryRejected`."""
+    """Return the plan under a policy. Raises `InvalidUsage` for an unknown policy, and
+    `QueryRejected` if the plan does not support it."""
     if policy not in POLICIES:
-        raise InvalidUsage(f"no refresh policy {policy!r}; there are {', '.join(POLICIES)}")
+        raise InvalidUsage(f"unknown refresh policy {policy!r}: expected {', '.join(POLICIES)}")
     if policy == STRICT and plan.mode == "opaque":
         raise QueryRejected(
-            f"the view would not be incremental, as its refresh policy demands: {plan.reason}"
+            f"the view cannot be incremental, which its refresh policy requires: {plan.reason}"
         )
     if policy == FULL and plan.temporal:
         raise QueryRejected(
-            "a view that compares rows with the clock is kept by steps: its contents change at "
-            "every moment, and recomputed it would be right at some only; leave its policy out"
+            "refresh policy full is not supported for a view that compares rows with the clock:"
+            " its contents change all the time, and recomputing would be right only at some times;"
+            " remove the policy"
         )
     made = msgspec.structs.replace(plan, policy=policy)
     if policy == FULL:

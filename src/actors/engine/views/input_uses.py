@@ -1,12 +1,13 @@
-"""Columns and rows of its inputs that a view reads, so that all others are dropped early.
+"""Finds the columns and rows of its inputs that a view reads, so that all others are dropped early.
 
-A step keeps of its changes the columns that the view reads, and sums up equal rows, before it looks
-anything up. Arrangements hold only columns and rows that are read (`arrangement.shared`). An
-input's listen task skips parts all of whose rows the view's WHERE drops (`persist.part_filter`).
+Before any lookup, a step reduces its changes to the columns that the view reads and sums up equal
+rows. Arrangements hold only columns and rows that are read (`arrangement.shared`). An input's
+listen task skips parts whose rows are all dropped by the view's WHERE (`persist.part_filter`).
 
-Rows are dropped only if each use of them goes through a WHERE all of whose conjuncts are understood
-and cannot raise an error: a column compared with a literal that has its type, or casts to it
-without loss (`plain_sql`), BETWEEN, IN, tests of NULL. When in doubt, there is no filter. Pure.
+Rows are dropped only if each use of them goes through a WHERE whose conjuncts are all understood
+and cannot raise an error: a column compared with a literal of its type (or one that casts to it
+without loss; see `plain_sql`), BETWEEN, IN, and tests for NULL. When in doubt, there is no filter.
+Pure.
 """
 
 from __future__ import annotations
@@ -41,20 +42,22 @@ from actors.model.plan.updates import consolidate_if_smaller
 
 
 class InputUse(msgspec.Struct, frozen=True):
-    """Columns and rows of one input that a plan reads."""
+    """The columns and rows of one input that a plan reads."""
 
     schema: TableSchema
-    """Columns, in the input's order; with the PRIMARY KEY if all of it is among them."""
+    """The columns in the order of the input, with the PRIMARY KEY if all its columns are among
+    them."""
     changes: PartFilter | None
-    """Filter of changed rows; None: all."""
+    """Filter for changed rows; None for all rows."""
     state: PartFilter | None
-    """Filter of the state's rows; None: all."""
+    """Filter for rows of the state; None for all rows."""
 
     def kept(self, changes: pa.Table) -> pa.Table:
-        """Return the changes that the plan reads, summed up. Reads every value."""
+        """Return the changes that the plan reads, with equal rows summed up. Reads every value."""
         if self.changes is not None:
             changes = self.changes.passing(changes)
-        # Equal rows cancel here: an update of a column that is not read is gone before any lookup.
+        # Equal rows cancel here, so an update of a column that is not read disappears before any
+        # lookup.
         return consolidate_if_smaller(changes.select([*self.schema.names, TIME, DIFF]))
 
 
@@ -90,7 +93,8 @@ def _input_use(plan: DeltaPlan, input_index: int) -> InputUse:
                 read.update(columns if name in own else ())
     changes = _passing(plan, schema, {changes_name, *covered})
     state = _passing(plan, schema, {state_name, *near})
-    # Rows near changes are found among the window's rows: changes and state need one filter.
+    # Rows near changes are searched among the window's rows, so changes and state need the same
+    # filter.
     if near and (changes is None or state is None or changes.name != state.name):
         changes = state = None
     kept = columns_kept(schema, read)
@@ -99,19 +103,20 @@ def _input_use(plan: DeltaPlan, input_index: int) -> InputUse:
 
 
 def input_filter(plan: DeltaPlan, input_index: int) -> PartFilter | None:
-    """Return the filter of the changes of an input for its listen task; None: all are needed."""
+    """Return the filter for the changes of an input in its listen task; None if all are needed."""
     state = InputKind.STATE.text(input_index)
     named = {name for stratum in plan.strata for name in stratum.inputs}
     named |= {lookup.target for stratum in plan.strata for lookup in stratum.lookups}
-    # The listen task feeds the state's arrangement, too: a looked-up state needs all rows.
+    # The listen task also feeds the arrangement of the state: a state that is looked up needs all
+    # rows.
     if state in named:
         return None
     return _input_use(plan, input_index).changes
 
 
 def _passing(plan: DeltaPlan, schema: TableSchema, names: Set[str]) -> PartFilter | None:
-    """Return the filter of some rows of one input; None: all rows are read."""
-    # Under another collation equal texts have different bytes: bounds would drop matching rows.
+    """Return the filter for some rows of an input; None if all rows are read."""
+    # Under another collation, equal texts have different bytes, so bounds would drop matching rows.
     if any("collation" in name.lower() for name, _ in plan.conf):
         return None
     uses: dict[tuple[PartCondition, ...], None] = {}
@@ -136,21 +141,22 @@ def _paths(node: Node, names: Set[str]) -> Iterator[list[Node]]:
 
 
 def _use(path: list[Node], schema: TableSchema) -> list[PartCondition]:
-    """Return the conditions that one use of the input puts on its rows; none if it may read every
+    """Return the conditions that one use of the input puts on its rows; [] if it may read every
     row."""
     columns = {name: name for name in schema.names}
     found: list[PartCondition] = []
     for node in path[1:]:
         if isinstance(node, SelectColumns):
             renamed = {each.name: _bare(each.expression) for each in node.columns}
-            # A computed column ends the walk: on a row that is dropped later it might have raised.
+            # A computed column ends the walk: it might raise an error on a row that a later filter
+            # drops.
             if not all(expression in columns for expression in renamed.values()):
                 break
             columns = {name: columns[expression] for name, expression in renamed.items()}
         elif isinstance(node, FilterRows):
             try:
-                # A row that one WHERE drops is not seen by the next: the conditions of all of them
-                # count.
+                # A row that one WHERE drops never reaches the next, so the conditions of all of
+                # them apply.
                 found += _conditions(node.predicate, columns, schema)
             except (NotPlain, RecursionError, ValueError, pa.ArrowException):
                 break
@@ -160,7 +166,7 @@ def _use(path: list[Node], schema: TableSchema) -> list[PartCondition]:
 
 
 def _bare(expression: str) -> str:
-    """Return a column's name without quotes; another expression in a form that matches no
+    """Return the name of a column without quotes; any other expression in a form that matches no
     column."""
     if len(expression) > 2 and expression[0] == expression[-1] == "`":
         name = expression[1:-1].replace("``", "\0")
@@ -171,11 +177,11 @@ def _bare(expression: str) -> str:
 def _conditions(
     predicate: str, columns: Mapping[str, str], schema: TableSchema
 ) -> list[PartCondition]:
-    """Return a predicate's conditions. Raises `NotPlain` when a part of it is not understood."""
+    """Return the conditions of a predicate. Raises `NotPlain` if a part of it is not understood."""
     reader = plain_reader(predicate)
     tests = read_conditions(reader)
     if not reader.ends():
-        raise NotPlain("more than a conjunction of plain tests")
+        raise NotPlain("not a conjunction of plain tests")
     types = {column.name: column.type.lower() for column in schema.columns}
     return [_condition(test, columns, types) for test in tests]
 

@@ -1,8 +1,8 @@
-"""Additive aggregates: the hidden sums that each call needs, and its result over them.
+"""Additive aggregates: the hidden sums that each call needs, and its result computed from them.
 
-A grouping keeps the column ``n``, its number of rows, and for each argument sums and a count of the
-non-NULL values. A call's result is an expression over these totals. `not_additive` names the calls
-for which there is no such expression.
+A grouping keeps the column ``n`` (its number of rows) and, for each argument, sums and the count of
+non-NULL values. The result of a call is an expression over these totals. `not_additive` finds the
+calls for which there is no such expression.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ _INTEGERS: Final = {"tinyint": 3, "smallint": 5, "int": 10}
 
 
 class FinishedMeasures(msgspec.Struct, frozen=True):
-    """Hidden sums, and the calls' results over them."""
+    """Hidden sums, and the results of the calls as expressions over them."""
 
     measures: tuple[AdditiveMeasure, ...]
     columns: tuple[NamedExpression, ...]
 
 
 class _Measures:
-    """Hidden columns, shared by the calls that need the same."""
+    """Hidden columns, shared by all calls that need them."""
 
     def __init__(self, rows: str) -> None:
+        # The measures so far, by kind and argument.
         self.found: dict[tuple[str, str], AdditiveMeasure] = {}
         self.rows = rows
         """The column that counts rows."""
 
     def take(self, kind: str, argument: str, type_: str) -> str:
-        """Return the name of the measure, which is created if it is new."""
+        """Return the name of a measure, and create it if it is new."""
         key = (kind, argument)
         if key not in self.found:
             self.found[key] = AdditiveMeasure(f"m{len(self.found)}", kind, argument, type_)
@@ -50,7 +51,7 @@ class _Measures:
 
 
 def derive_sums(plan: AggregationNode, rows: str = ROWS) -> FinishedMeasures:
-    """Return the sums and results of a grouping whose calls are all additive; `rows`: the column
+    """Return the sums and results of a grouping whose calls are all additive. `rows`: the column
     that counts its rows."""
     measures = _Measures(rows)
     columns = tuple(NamedExpression(call.name, _result(call, measures)) for call in plan.calls)
@@ -58,41 +59,41 @@ def derive_sums(plan: AggregationNode, rows: str = ROWS) -> FinishedMeasures:
 
 
 def not_additive(call: AggregateCall, *, ansi: bool) -> str:
-    """Return why a call's result is no function of sums; empty when it is one."""
+    """Return why the result of a call is not a function of sums; "" if it is."""
     kind = call.argument_type.lower()
     what = f"{call.function}({kind})"
     if call.formula is not None:
-        return f"{call.function} is no sum"
+        return f"{call.function} is not a sum"
     if call.distinct and call.function not in SAME_DISTINCT:
-        return f"{call.function}(DISTINCT …) is no sum"
+        return f"{call.function}(DISTINCT …) is not a sum"
     if call.function in ("count", "bool_and", "bool_or"):
         return ""
-    # A total cannot give the next value when the extreme one is deleted.
+    # When the extreme value is deleted, a total cannot give the next one.
     if call.function in ("min", "max"):
-        return f"{call.function} is no sum"
+        return f"{call.function} is not a sum"
     if kind in _INTEGERS:
         return ""
     if call.function in SPREADS:
         if kind.startswith("decimal") and digits(kind)[0] <= SQUARED_DIGITS_MAX:
             return ""
-        return f"{what} is no exact sum"
+        return f"{what} is not an exact sum"
     if kind == "bigint":
         return ""
     if kind.startswith("decimal"):
         precision, scale = digits(kind)
-        # Beyond these the division in `_decimal_average` has too few digits.
+        # Beyond these limits the division in `_decimal_average` would not have enough digits.
         if call.function == "avg" and (scale > 10 or precision - scale > 18):
-            return f"{what} has more digits than can be divided exactly"
-        # Without ANSI an overflow is NULL, which a running total would lose.
+            return f"{what} has too many digits to be divided exactly"
+        # Without ANSI mode an overflow gives NULL, which a running total would lose.
         if precision > 26 and not ansi:
             return f"{what} without ANSI mode may overflow to NULL"
         return ""
-    # Float and double: each addition rounds, so that the order of rows decides the last bits.
+    # Each addition of a float or double rounds, so the order of rows decides the last bits.
     return f"{what} depends on the order of rows"
 
 
 def _result(call: AggregateCall, measures: _Measures) -> str:
-    """Return the call's result as an expression over the hidden columns."""
+    """Return the result of a call as an expression over the hidden columns."""
     argument = call.argument
     if argument is None:
         return measures.rows
@@ -105,7 +106,7 @@ def _result(call: AggregateCall, measures: _Measures) -> str:
     if call.function == "count":
         return count
     if call.function in ("bool_and", "bool_or"):
-        # A count of the deciding values is a sum: false ones for bool_and, true ones for bool_or.
+        # The count of the deciding values is a sum: false ones for bool_and, true ones for bool_or.
         word, test = ("NOT ", "= 0") if call.function == "bool_and" else ("", "> 0")
         deciding = f"CASE WHEN {word}({argument}) THEN 1 END"
         result = f"{measures.take('count', deciding, 'bigint')} {test}"
@@ -116,7 +117,7 @@ def _result(call: AggregateCall, measures: _Measures) -> str:
         way = "sum_bigint" if kind == "bigint" else "sum"
         total = measures.take(way, argument, _sum_type(kind))
         if call.function == "sum":
-            # Spark may fail on a partial sum in some order of rows; this cast depends on the total
+            # Spark may fail on a partial sum in some orders of rows; this cast depends on the total
             # alone.
             result = f"CAST({total} AS {call.type})"
         elif kind.startswith("decimal"):
@@ -127,28 +128,27 @@ def _result(call: AggregateCall, measures: _Measures) -> str:
 
 
 def _sum_type(kind: str) -> str:
-    # A hidden sum must not overflow before the query's own does: 2^32 rows of int fit into a
-    # bigint.
+    # A hidden sum must not overflow before the query's own sum: 2^32 ints fit into a bigint.
     if kind in _INTEGERS:
         return "bigint"
     if kind == "bigint":
         return "decimal(38,0)"
     precision, scale = digits(kind)
-    # Two digits more than Spark's own buffer: the cast to the query's type overflows first, as in
-    # Spark.
+    # Two digits more than Spark's own buffer: as in Spark, the cast to the query's type overflows
+    # first.
     return f"decimal({min(38, precision + 12)},{scale})"
 
 
 def digits(kind: str) -> tuple[int, int]:
-    """Return (precision, scale) of a decimal type's text."""
+    """Return the precision and scale of a decimal type's text."""
     found = [int(part) for part in re.findall(r"\d+", kind)]
     return (found[0], found[1] if len(found) > 1 else 0) if found else (10, 0)
 
 
 def _decimal_average(total: str, count: str, kind: str, result: str) -> str:
     _, scale = digits(kind)
-    # Spark's avg of decimal(p,s) is decimal(p+4,s+4), rounded half up. Whole part and remainder are
-    # divided apart: exact for groups below 10^9 rows.
+    # Spark's avg of decimal(p,s) is a decimal(p+4,s+4), rounded half up. The whole part and the
+    # remainder are divided separately, which is exact for groups below 10^9 rows.
     rows = f"CAST({count} AS DECIMAL(20,0))"
     whole = f"CAST({total} DIV {rows} AS DECIMAL(19,0))"
     rest = f"CAST({total} % {rows} AS DECIMAL({12 + scale},{scale}))"
@@ -163,13 +163,13 @@ def _variance(call: AggregateCall, argument: str, count: str, measures: _Measure
     exact = f"CAST(({argument}) * {unit} AS decimal({width},0))" if scale else argument
     if not scale:
         exact = f"CAST({argument} AS decimal({width},0))"
-    # Exact sums of x and x² (decimals by their unscaled value).
+    # Exact sums of x and x² (for decimals, of the unscaled value).
     total = measures.take("sum", exact, f"decimal({width + 12},0)")
     squares = measures.take("sum", f"({exact}) * ({exact})", f"decimal({2 * width + 12},0)")
     middle = f"CAST(CAST({total} AS DOUBLE) / CAST({count} AS DOUBLE) AS decimal({width + 1},0))"
     rows = f"CAST({count} AS decimal(12,0))"
-    # Sum of (x - m)², m the rounded mean, and the mean's remainder: both exact. The remainder is
-    # below one half, so that no digits cancel.
+    # The sum of (x - m)², where m is the rounded mean, and the remainder of the mean are both
+    # exact. The remainder is below one half, so no digits cancel.
     spread = (
         f"{squares} - CAST(2 AS decimal(1,0)) * {middle} * {total} + {rows} * {middle} * {middle}"
     )
@@ -178,7 +178,7 @@ def _variance(call: AggregateCall, argument: str, count: str, measures: _Measure
     sample = call.function.endswith("samp")
     divisor = f"(CAST({count} AS DOUBLE) - 1D)" if sample else f"CAST({count} AS DOUBLE)"
     power = float(10**scale)
-    # greatest: rounding to double may leave a deviation just below zero.
+    # greatest: rounding to double may give a deviation just below zero.
     if call.function.startswith("stddev"):
         result = f"sqrt(greatest({deviation}, 0D) / {divisor}) / {power!r}D"
     else:

@@ -1,12 +1,12 @@
-"""Operators of a plan: each answers for its changes, its state, and the origins of its keys.
+"""Operators of a plan: each knows its changes, its state, and the origins of its keys.
 
-An operator has contents at every time. Its *delta* are the updates with ``lo <= time < hi``, its
-*old* state the contents below `lo` (rows of positive weight, times without meaning), its *new* one
-both. All three are nodes over the step's inputs.
+An operator has contents at every time. Its *delta* consists of the updates with ``lo <= time <
+hi``; its *old* state of the contents below `lo` (rows of positive weight, whose times have no
+meaning); its *new* state of both. All three are nodes over the inputs of the step.
 
-The old state is complete only for the key values that `seek` looked up; other rows may be missing
+The old state is complete only for the key values that `seek` looked up. Other rows may be missing
 or, above outer joins and groupings, wrong. The caller of `seek` joins by these key values, which
-drops the rest.
+drops all other rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from actors.model.plan.relational import NamedExpression
 from actors.model.plan.schema import TableSchema
 
 SHARED_NODES_MAX = 50
-"""Nodes of what operators share, beyond which it is a stratum of its own, not written twice."""
+"""Size in nodes above which a shared part becomes a stratum of its own, instead of being written
+twice."""
 
 # -- types of keys ---------------------------------------------------------------------------------
 
@@ -56,11 +57,11 @@ _OTHER_NAMES: Final = {
 
 
 def is_key_comparable(given: str, held: str) -> bool:
-    """Return whether a lookup by values of one Spark type finds all equal values of another.
+    """Return whether a lookup by values of one Spark type finds all equal values of another type.
 
-    Spark widens both sides of ``=`` to a common type. Where that rounds (bigint = double), reads
-    text (string = int), needs a time zone (date = timestamp) or overflows (decimals of more than 38
-    digits together), many held values equal one given value, and no lookup finds them all.
+    Spark widens both sides of ``=`` to a common type. If that rounds (bigint = double), parses text
+    (string = int), needs a time zone (date = timestamp) or overflows (decimals that together have
+    more than 38 digits), many stored values equal one given value, and no lookup finds them all.
     Arrangements draw the same line: for other types they read everything.
     """
     one, other = _plain(given), _plain(held)
@@ -72,7 +73,7 @@ def is_key_comparable(given: str, held: str) -> bool:
     digits = [_digits(one), _digits(other)]
     if one in _INTEGER_DIGITS and other in _INTEGER_DIGITS:
         return True
-    # Exact numbers stay exact while their common decimal has at most 38 digits.
+    # Exact numbers stay exact as long as their common decimal type has at most 38 digits.
     (before, after), (before2, after2) = digits
     return min(before, before2) >= 0 and (
         max(before, before2) + max(after, after2) <= _DECIMAL_DIGITS_MAX
@@ -88,7 +89,8 @@ def _plain(kind: str) -> str:
 
 
 def _digits(kind: str) -> tuple[int, int]:
-    """Return (digits before, digits after the point); negative if the type is no exact number."""
+    """Return the digits before and after the decimal point; negative numbers if the type is not an
+    exact number."""
     if kind in _INTEGER_DIGITS:
         return _INTEGER_DIGITS[kind], 0
     if not re.fullmatch(r"decimal(\(.*\))?", kind):
@@ -102,7 +104,8 @@ def _digits(kind: str) -> tuple[int, int]:
 
 
 class UnsupportedConstruct(Exception):
-    """No rule knows this construct; the text names it. The view, or the node, is then opaque."""
+    """No rule supports this construct, which the text names. It makes the view, or the node,
+    opaque."""
 
 
 Origins: TypeAlias = tuple[Origin, ...]
@@ -114,7 +117,7 @@ _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 
 
 class DerivationContext:
-    """State of one view's derivation: its lookups, cuts and hidden states so far."""
+    """State of a view's derivation: its lookups, cuts and hidden states so far."""
 
     def __init__(
         self,
@@ -122,34 +125,40 @@ class DerivationContext:
         shared: Set[int] = frozenset(),
         choice: EagerChoice = NEVER_EAGER,
     ) -> None:
-        """`shared`: the identities of plans that share one operator (`common_subplans`); `choice`:
-        of the sums that are taken below joins."""
+        """`shared`: the identities of plans that share one operator (`common_subplans`). `choice`:
+        chooses the sums that are computed below joins."""
         self.schemas = schemas
         self.shared = shared
         self.choice = choice
         self.eager: list[EagerSums] = []
-        """Sums that are taken below a join."""
+        """The sums that are computed below a join."""
         self.eager_open = False
         """True if a choice of such sums could not be made yet."""
         self.operators: dict[int, ViewOperator] = {}
-        """Operators of shared plans, by the plans' identities."""
+        """Operators of shared plans, by the identities of the plans."""
         self.lookups = LookupCollector()
+        # Nodes that are computed by runs of their own, in the order of these runs.
         self.cuts: list[Node] = []
         self.hidden: list[tuple[HiddenState, Node | None]] = []
-        """Each hidden state with its changes; None: the state before it makes them, too."""
+        """Each hidden state with its changes; None if the state before it also makes them."""
+        # Reads of rows near changes, in the order of their numbers.
         self.nearby: list[NearbyRows] = []
+        # Changes up to edges, in the order of their numbers.
         self.covered: list[CoveredChanges] = []
         self.keyed: list[str] = []
-        """Reason of each grouping that is computed afresh."""
+        """Why each recomputed grouping or window is not additive."""
         self.seldom: dict[str, Node] = {}
-        """Runs that seldom have a row, with their nodes: reads of whole states from their rows cost
+        """Runs that seldom have a row, with their nodes: reading whole states for their rows costs
         little."""
         self.one_row: set[str] = set()
-        """Runs of the changes of one row: the inputs joined with it are read whole when it
-        changes."""
+        """Runs with the changes of a single row: when it changes, the inputs joined with it are
+        read in full."""
         self.bounded: set[str] = set()
-        """Hidden states of few rows, whatever is in the tables: reading them whole costs little."""
+        """Hidden states with few rows, whatever the tables contain: reading them in full costs
+        little."""
+        # The open records of requested lookups, the innermost last.
         self._asked: list[set[Wanted]] = []
+        # Number of prefixes given out.
         self._names = 0
 
     def ask(
@@ -162,11 +171,11 @@ class DerivationContext:
         nulls: bool,
         within: Within | None = None,
     ) -> frozenset[Wanted]:
-        """Ask for state, by the columns whose equal values a lookup finds; all open records note
-        the lookup.
+        """Request state by those columns whose equal values a lookup can find. All open records
+        note the lookup.
 
-        Without columns it reads everything: if an origin has a row, or always if there are no
-        origins. `within` is as in `LookupCollector.ask`.
+        Without columns the lookup reads everything: whenever an origin has a row, or always if
+        there are no origins. `within` is as in `LookupCollector.ask`.
         """
         kept = [
             i
@@ -181,7 +190,8 @@ class DerivationContext:
         return frozenset([wanted])
 
     def _finds(self, target: str, own: str, origin: str, column: str) -> bool:
-        """Return whether a column's values find all equal ones; True if a type is not known."""
+        """Return whether a lookup by a column's values finds all equal ones; True if a type is not
+        known."""
         given = self._kind(origin, column) if column else None
         held = self._kind(target, own)
         return given is None or held is None or is_key_comparable(given, held)
@@ -198,31 +208,31 @@ class DerivationContext:
         return next((each.type for each in schema.columns if each.name == column), None)
 
     def begin(self) -> None:
-        """Begin a record of the lookups that are asked for."""
+        """Start to record the lookups that are requested."""
         self._asked.append(set())
 
     def end(self) -> frozenset[Wanted]:
-        """Return the lookups asked for since the matching `begin`."""
+        """Return the lookups that were requested since the matching `begin`."""
         return frozenset(self._asked.pop())
 
     def repeat(self, asked: Iterable[Wanted]) -> None:
-        """Add lookups that were asked for earlier to all open records."""
+        """Add lookups that were requested earlier to all open records."""
         for record in self._asked:
             record.update(asked)
 
     def cut(self, node: Node, columns: Ids) -> NamedInput:
-        """Make the node by a run of its own, and return its output."""
+        """Have the node computed by a run of its own, and return the run's output."""
         self.cuts.append(node)
         return NamedInput(InputKind.RESULT.text(len(self.cuts) - 1), columns)
 
     def near(self, wanted: NearbyRows) -> str:
-        """Return the name of the input that has the rows near changes."""
+        """Return the name of the input that holds the rows near changes."""
         if wanted not in self.nearby:
             self.nearby.append(wanted)
         return InputKind.NEARBY.text(self.nearby.index(wanted))
 
     def cover(self, wanted: CoveredChanges) -> str:
-        """Return the name of the input that has the changes up to edges."""
+        """Return the name of the input that holds the changes up to edges."""
         self.covered.append(wanted)
         return InputKind.COVERED.text(len(self.covered) - 1)
 
@@ -232,7 +242,7 @@ class DerivationContext:
         return f"q{self._names}_"
 
     def strata(self, last: Node) -> tuple[PlanStratum, ...]:
-        """Return the cuts, then the last node, each with its lookups."""
+        """Return the cuts and then the last node, each with its lookups."""
         nodes = [*self.cuts, last]
         lookups = self.lookups.by_stratum(len(nodes))
         ranges = self.lookups.ranges
@@ -250,21 +260,24 @@ class DerivationContext:
 
 
 class ViewOperator(ABC):
-    """One operator of a view."""
+    """An operator of a view."""
 
     def __init__(self, context: DerivationContext, columns: Ids) -> None:
         self.context = context
         self.columns = columns
+        # The delta once it is made, the lookups that it asked for, and the run that makes it if it
+        # is cut.
         self._delta: Node | None = None
         self._delta_asked: frozenset[Wanted] = frozenset()
         self._cut: str | None = None
+        # Cache of `delta_origins`.
         self._traced: dict[tuple[Ids, int, int], Origins | None] = {}
 
     # -- overridden by rules ----------------------------------------------------------------------
 
     @abstractmethod
     def make_delta(self) -> Node:
-        """Return the updates in ``[lo, hi)``, and ask for the state that they touch."""
+        """Return the updates in ``[lo, hi)``, and request the state that they touch."""
 
     @abstractmethod
     def old(self) -> Node:
@@ -272,15 +285,15 @@ class ViewOperator(ABC):
 
     @abstractmethod
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Return inputs that hold every tuple of `ids` in the delta; None: not known before it is
-        made.
+        """Return inputs that contain every tuple of `ids` in the delta; None if they are not known
+        before the delta is made.
 
         Called after `delta`.
         """
 
     @abstractmethod
     def old_origins(self, ids: Ids) -> Origins | None:
-        """Return inputs that hold every tuple of `ids` in the old state, as far as it was looked
+        """Return inputs that contain every tuple of `ids` in the old state, as far as it was looked
         up."""
 
     @abstractmethod
@@ -290,8 +303,8 @@ class ViewOperator(ABC):
         """Make the old state complete for rows whose `ids` occur in `origins`; without ids, for all
         rows.
 
-        `nulls`: true if a NULL there means the rows with NULL. Returns the lookups after which the
-        state is complete.
+        `nulls`: true if a NULL in the origins matches rows with NULL. Returns the lookups after
+        which the state is complete.
         """
 
     def kind(self, id_: str) -> str | None:
@@ -300,22 +313,23 @@ class ViewOperator(ABC):
 
     @abstractmethod
     def seekable(self, ids: Ids) -> bool:
-        """Return whether a search by these columns, NULLs included, reads only the rows that have
-        them."""
+        """Return whether a search by these columns, including for NULLs, reads only matching
+        rows."""
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
-        """Return (input, the input's names of `ids`) if the operator's rows are that input's,
-        each by itself, and all of them unless `some`; None: they are not, or some columns are
-        computed. The operator may have dropped the columns."""
+        """Return an input and its own names for `ids` if the operator passes on that input's rows
+        one by one; None if it does not, or if some of the columns are computed. With `some`, the
+        operator may drop rows; without, it must pass on all of them. It may drop columns in either
+        case."""
         return None
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """Return the columns whose values these columns determine, by primary keys and
+        """Return the columns whose values are determined by these columns, through primary keys and
         equalities."""
         return ids
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """Return sets of columns that are a PRIMARY KEY of the table that they come from."""
+        """Return sets of columns that are the PRIMARY KEY of the table they come from."""
         return ()
 
     def is_one_row(self) -> bool:
@@ -336,27 +350,28 @@ class ViewOperator(ABC):
             self._delta = self.make_delta()
             self._delta_asked = context.end()
         else:
-            # The delta in progress depends on these lookups, too, though another one asked for
+            # The delta in progress also depends on these lookups, although another one requested
             # them.
             context.repeat(self._delta_asked)
-        # A large delta that is needed in several places is made by a run of its own.
+        # A large delta that is needed in several places is computed by a run of its own.
         if shared and self._cut is None and size_of(self._delta) > SHARED_NODES_MAX:
             self.cut()
         return self._delta
 
     def cut(self) -> None:
-        """Have the delta made by a run of its own from now on."""
+        """Have the delta computed by a run of its own from now on."""
         if self._cut is None:
             made = self.context.cut(self.delta(), self.columns)
             self._cut, self._delta = made.name, made
-            # The output of a run waits for no lookup.
+            # The output of a run does not wait for lookups.
             self._delta_asked = frozenset()
 
     def cut_changes(self) -> str:
-        """Have the delta made by a run of its own, without no-op updates, and return the run's
+        """Have the delta computed by a run of its own, without no-op updates, and return the run's
         name."""
         if self._cut is None:
-            # A lookup that reads much when this run has a row then seldom happens.
+            # With no-op updates removed, a lookup that reads much for each row of this run seldom
+            # happens.
             self._delta = ConsolidateRows(self.delta())
             self.cut()
         assert self._cut is not None, "a cut has a name"
@@ -367,26 +382,26 @@ class ViewOperator(ABC):
         return UnionRows((self.old(), self.delta(shared=True)))
 
     def delta_origins(self, ids: Ids) -> Origins | None:
-        """Return `trace_delta`'s answer; for a delta that was cut, its own rows."""
+        """Return the answer of `trace_delta`; for a delta that was cut, the run's own rows."""
         if self._cut is not None:
             return ((self._cut, ids),)
-        # Each join asks both its inputs several times: without a cache, 2^n calls for n joins.
+        # Each join asks both its inputs several times: without a cache, n joins make 2^n calls.
         known = (ids, len(self.context.cuts), len(self.context.hidden))
         if known not in self._traced:
             self._traced[known] = self.trace_delta(ids)
         return self._traced[known]
 
     def delta_lookups(self) -> frozenset[Wanted]:
-        """Return the lookups that fill the inputs named by the delta's origins."""
+        """Return the lookups that fill the inputs named by the origins of the delta."""
         return self._delta_asked
 
     def keys_of_delta(self, ids: Ids) -> Origins:
-        """Return the origins of `ids` in the delta, which is cut if they are not known
-        otherwise."""
+        """Return the origins of `ids` in the delta. If they are not known otherwise, the delta is
+        cut."""
         self.delta()
         found = self.delta_origins(ids)
         if found is None:
-            # A computed column: a run of its own makes the delta, and its output is the origin.
+            # For a computed column, a run of its own makes the delta, and its output is the origin.
             self.cut()
             found = self.delta_origins(ids)
         assert found is not None, "a cut knows its columns"
@@ -394,7 +409,7 @@ class ViewOperator(ABC):
 
 
 def merge_origins(*found: Origins | None) -> Origins | None:
-    """Return all origins together; None when any is not known."""
+    """Return all origins together; None if any of them is not known."""
     whole: dict[Origin, None] = {}
     for origins in found:
         if origins is None:
@@ -412,7 +427,7 @@ def narrowed(ids: Ids, origins: Origins, kept: Sequence[int]) -> tuple[Ids, Orig
 
 
 def select(node: Node, columns: Iterable[tuple[str, str]]) -> SelectColumns:
-    """Return renamed or computed columns of a node: (name, expression)."""
+    """Return renamed or computed columns of a node, given as (name, expression)."""
     return SelectColumns(
         node, tuple(NamedExpression(name, expression) for name, expression in columns)
     )
@@ -439,8 +454,8 @@ def size_of(node: Node) -> int:
 
 
 def inputs_of(node: Node, without: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the names of the inputs that a node reads, each once; with `without`, only those that
-    it reads when these inputs have no rows."""
+    """Return the names of the inputs that a node reads, without repetition. With `without`, return
+    only those that it reads when these inputs have no rows."""
     found: dict[str, None] = {}
 
     def walk(below: Node) -> None:
@@ -466,7 +481,7 @@ def replace_input(node: Node, name: str, other: str) -> Node:
 
 
 def _usual(node: TopGate | TopCandidates) -> tuple[Node, ...]:
-    """Return the inputs of a node that it reads without a shortage."""
+    """Return the inputs that a node reads when there is no shortage."""
     if isinstance(node, TopCandidates):
         return node.changes, node.candidates, node.edges
     return (node.input,) if node.closes else ()

@@ -1,8 +1,8 @@
-"""Queries that are plain reads of one object: columns, simple comparisons, order and limit.
+"""Recognises plain reads of one object: columns, simple comparisons, order and limit.
 
-Such a query is answered from an index or a shard, without Spark. It must mean there what it means
-to Spark: a literal has the very type of the column that it is compared with, or casts to it without
-loss, and a name has one meaning only. All other queries are Spark's. Pure.
+Such a query is answered from an index or a shard, without Spark. It must have the same result as in
+Spark, so a literal must have exactly the type of the column that it is compared with, or cast to it
+without loss, and each name must have a single meaning. All other queries are left to Spark. Pure.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from actors.model.protocol.message_parts import ColumnComparison, OrderBy, RowSe
 from actors.runtime.errors import SqlSyntaxError
 
 PLAIN_CHARACTERS_MAX: Final = 16_384
-"""Length of a text that is looked at."""
+"""Maximum length of a text that is examined."""
 
 
 class PlainRead(msgspec.Struct, frozen=True):
-    """A query as a read of one object. `names` are the result's columns, one for each of
-    `project`."""
+    """A query as a read of one object. `names` are the names of the result's columns, one for each
+    column of `project`."""
 
     name: str
     project: tuple[str, ...]
@@ -44,14 +44,14 @@ class PlainRead(msgspec.Struct, frozen=True):
 
 
 def parse_plain_read(sql: str, tables: Mapping[str, TableSchema]) -> PlainRead | None:
-    """Return the read that answers the query; None if it is not simple. `tables`: the objects that
-    the query may name, with a relation of the service under its full name."""
-    # To look at thousands of values would hold the service up, and Spark takes such a query anyway.
+    """Return the read that answers the query; None if the query is not a plain read. `tables`: the
+    objects that the query may name; a relation of the service goes by its full name."""
+    # Examining thousands of values would hold up the service; Spark can run such a query as well.
     if len(sql) > PLAIN_CHARACTERS_MAX:
         return None
     try:
         return _read(plain_reader(sql), tables)
-    except (NotPlain, SqlSyntaxError, ValueError):  # ArrowInvalid is a ValueError
+    except (NotPlain, SqlSyntaxError, ValueError):  # ArrowInvalid is a ValueError.
         return None
 
 
@@ -78,8 +78,7 @@ def _read(reader: StatementReader, tables: Mapping[str, TableSchema]) -> PlainRe
 
 
 def _listed(reader: StatementReader) -> list[tuple[tuple[str, str], str]]:
-    """Read a select list: columns and their names in the result; an empty list means all
-    columns."""
+    """Read a select list: columns and their names in the result; [] means all columns."""
     if reader.take("*"):
         return []
 
@@ -94,18 +93,18 @@ def _listed(reader: StatementReader) -> list[tuple[tuple[str, str], str]]:
 
 
 class _Scope:
-    """Columns of the one object that the query reads."""
+    """The columns of the one object that the query reads."""
 
     def __init__(self, schema: TableSchema, qualifier: str) -> None:
         self.types = {column.name: column.type.lower() for column in schema.columns}
         self._own = {name.lower(): name for name in schema.names}
-        # Spark resolves names in any case: two such columns are ambiguous.
+        # Spark resolves names case-insensitively: two such columns are ambiguous.
         if len(self._own) < len(schema.names):
-            raise NotPlain("columns that differ in case alone")
+            raise NotPlain("columns whose names differ only in case")
         self._qualifier = qualifier.lower()
 
     def column(self, named: tuple[str, str]) -> str:
-        """Return the column of a name. Raises `NotPlain` if there is none."""
+        """Return the column with a name. Raises `NotPlain` if there is none."""
         qualifier, name = named
         found = self._own.get(name.lower())
         if found is None or (qualifier and qualifier.lower() != self._qualifier):
@@ -119,9 +118,9 @@ def _columns(
     if not listed:
         return tuple(scope.types), tuple(scope.types)
     project = tuple(scope.column(column) for column, _ in listed)
-    names = tuple(named for _, named in listed)  # Spark keeps the case of the query
+    names = tuple(named for _, named in listed)  # Spark keeps the case of the query.
     if any(each.lower() in SYSTEM_COLUMNS for each in names):
-        raise NotPlain("a name that is reserved, which the query's own check tells")
+        raise NotPlain("a reserved name, which the check of the query reports")
     if len(set(project)) < len(project) or len({each.lower() for each in names}) < len(names):
         raise NotPlain("a column twice")
     return project, names
@@ -147,7 +146,7 @@ def _finishing(
     if reader.take("ORDER", "BY"):
         by = reader.sequence(lambda: _order(reader, scope, named))
     if len({each.column for each in by}) < len(by):
-        raise NotPlain("an order twice by a column")
+        raise NotPlain("ordering by a column twice")
     limit = reader.whole_number("a number of rows") if reader.take("LIMIT") else None
     offset = reader.whole_number("a number of rows") if reader.take("OFFSET") else 0
     return RowSetFinishing(by, limit, offset)
@@ -156,15 +155,16 @@ def _finishing(
 def _order(reader: StatementReader, scope: _Scope, named: Mapping[str, str]) -> OrderBy:
     written = qualified(plain_names(reader))
     column = scope.column(written)
-    # Spark resolves a name in ORDER BY to the result's column first: it must be the same one.
+    # For a name in ORDER BY, Spark first tries the columns of the result: it must be the same
+    # column.
     for alias, own in named.items():
         if alias.lower() == written[1].lower() and own != column:
-            raise NotPlain("an order by an alias")
+            raise NotPlain("ordering by an alias")
     if not _ordered(scope.types[column]):
-        raise NotPlain("an order by what has none")
+        raise NotPlain("ordering by a type without an order")
     descending = reader.take("DESC") or (reader.take("ASC") and False)
     first = reader.take("NULLS", "FIRST")
-    # Spark's default: NULLs are first when ascending, last when descending.
+    # Spark's default: NULLs come first in ascending order, last in descending order.
     last = not first and reader.take("NULLS", "LAST")
     return OrderBy(column, descending, first or (not last and not descending))
 

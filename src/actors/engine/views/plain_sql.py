@@ -1,9 +1,9 @@
-"""Plain conditions: tests of columns that are connected by AND.
+"""Parses plain conditions: tests of columns joined by AND.
 
-Spark reads views and queries. Two things cannot wait for it: a query that is a plain read of one
-object is answered without an engine (`simple`), and a condition that the engine wrote tells which
-parts of an input need not be fetched (`input_uses`). What is not surely read as Spark reads it
-raises `NotPlain`.
+Spark parses views and queries. Two things cannot wait for it: a plain read of one object is
+answered without an engine (`plain_read`), and a condition that the engine wrote tells which parts
+of an input need not be fetched (`input_uses`). A text that Spark might read differently raises
+`NotPlain`.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _OPS: Final[Mapping[str, Op]] = {
 _EXCHANGED: Final[Mapping[str, Op]] = {
     **{"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="},
 }
-"""Each comparison with its sides exchanged."""
+"""Each comparison with its sides swapped."""
 _NEGATED: Final[Mapping[str, Op]] = {"is null": "is not null", "is not null": "is null"}
 
 
 class NotPlain(Exception):
-    """The text must be read by Spark."""
+    """The text is not plain: only Spark can read it."""
 
 
 class LiteralValue(NamedTuple):
@@ -61,7 +61,7 @@ class LiteralValue(NamedTuple):
 
 
 class ColumnTest(NamedTuple):
-    """A column (its qualifier, empty for none, and its name) compared with literals."""
+    """A column (its qualifier, or "", and its name) compared with literals."""
 
     column: tuple[str, str]
     op: Op
@@ -69,7 +69,7 @@ class ColumnTest(NamedTuple):
 
 
 def query_text(sql: str) -> str:
-    """Return a query up to its last word, without semicolons and comments behind it.
+    """Return a query up to its last word, without the semicolons and comments after it.
 
     Raises `QueryRejected` for several statements.
 
@@ -77,22 +77,24 @@ def query_text(sql: str) -> str:
     "SELECT ';' AS a"
     >>> query_text("SELECT 1; SELECT 2")
     Traceback (most recent call last):
-    actors.runtime.errors.QueryRejected: one query is wanted: line 1 has a statement behind a \
-semicolon
+    actors.runtime.errors.QueryRejected: expected a single query: line 1 has another statement\
+ after a semicolon
     """
-    # A long text is not taken apart for what it surely has not.
+    # Do not split a long text in search of what it cannot contain.
     if not any(sign in sql for sign in (";", "--", "/*")):
         return sql.strip()
     try:
         found = lex_sql(sql)
-    # Not read here: Spark reports what is wrong with it.
+    # Left to Spark, which reports the error.
     except SqlSyntaxError:
         return sql.strip().rstrip(";").strip()
     end = next((each.end for each in reversed(found) if each.text != ";"), 0)
     inner = [each.end for each in found if each.text == ";" and each.end < end]
     if inner:
         line = sql.count("\n", 0, inner[0]) + 1
-        raise QueryRejected(f"one query is wanted: line {line} has a statement behind a semicolon")
+        raise QueryRejected(
+            f"expected a single query: line {line} has another statement after a semicolon"
+        )
     return sql[:end].strip()
 
 
@@ -109,8 +111,7 @@ def plain_reader(sql: str) -> StatementReader:
 
 
 def read_conditions(reader: StatementReader) -> list[ColumnTest]:
-    """Take tests that are connected by AND, with or without brackets around them. Raises
-    `NotPlain`."""
+    """Read tests joined by AND, with or without brackets around them. Raises `NotPlain`."""
     try:
         return _tests(read_expression(reader))
     except UnknownExpression as error:
@@ -124,12 +125,12 @@ def _tests(node: ExpressionNode) -> list[ColumnTest]:
     if kind == "NOT":
         (test, *more) = _tests(operands[0])
         if more or test.op not in _NEGATED:
-            raise NotPlain("NOT before more than a test of NULL")
+            raise NotPlain("NOT before something else than a test for NULL")
         return [ColumnTest(test.column, _NEGATED[test.op])]
     if kind in _EXCHANGED and operands[0].kind != "column":
         return [ColumnTest(_column(operands[1]), _EXCHANGED[kind], (_literal(operands[0]),))]
     if kind not in _OPS:
-        raise NotPlain("no test of a column")
+        raise NotPlain("not a test of a column")
     column, values = _column(operands[0]), tuple(map(_literal, operands[1:]))
     if kind == "BETWEEN":
         return [ColumnTest(column, ">=", values[:1]), ColumnTest(column, "<=", values[1:])]
@@ -143,7 +144,7 @@ def _column(node: ExpressionNode) -> tuple[str, str]:
 
 
 def qualified(names: tuple[str, ...]) -> tuple[str, str]:
-    """Return the qualifier of a name, empty for none, and the name."""
+    """Return the qualifier of a name ("" if it has none) and the name."""
     return ("", names[0]) if len(names) == 1 else (names[0], names[1])
 
 
@@ -153,7 +154,7 @@ def _literal(node: ExpressionNode) -> LiteralValue:
             return LiteralValue("number", node.text)
         case "boolean":
             return LiteralValue("boolean", node.text.lower())
-        # Settings decide over backslashes and doubled quotes.
+        # Settings decide how backslashes and doubled quotes are read.
         case "text" if _PLAIN_TEXT.fullmatch(node.text):
             return LiteralValue("text", node.text[1:-1])
         case "cast":
@@ -166,19 +167,21 @@ def _literal(node: ExpressionNode) -> LiteralValue:
 
 
 def _cast(value: LiteralValue, wanted: str) -> LiteralValue:
-    """Return a literal cast to another kind without loss. Raises `NotPlain` for other casts."""
+    """Return a literal that is cast to another kind without loss. Raises `NotPlain` for any other
+    cast."""
     if wanted == "date" and value.kind == "text" and _DAY.fullmatch(value.text):
         return LiteralValue("date", value.text)
     whole = value.kind == "number" and _WHOLE.fullmatch(value.text.removeprefix("-"))
-    if whole and wanted in ("bigint", "double"):  # `value_of` checks that it fits the column
+    if whole and wanted in ("bigint", "double"):  # `value_of` checks that it fits the column.
         return value
     raise NotPlain(f"a cast to {wanted}")
 
 
 def value_of(value: LiteralValue, kind: str) -> Any:
-    """Return a literal's value in a column's type, such that comparisons with it are Spark's.
+    """Return the value of a literal in the type of a column, such that comparisons with it have
+    Spark's results.
 
-    Raises `NotPlain`; `ValueError` for a day that is none.
+    Raises `NotPlain`, and `ValueError` for a date that does not exist.
     """
     if value.kind == "number":
         return _number(value.text, kind)
@@ -188,7 +191,7 @@ def value_of(value: LiteralValue, kind: str) -> Any:
         return value.text == "true"
     if value.kind == "date" and kind == "date":
         return datetime.date.fromisoformat(value.text)
-    raise NotPlain(f"a {value.kind} beside a column of type {kind}")
+    raise NotPlain(f"a {value.kind} compared with a column of type {kind}")
 
 
 def _number(text: str, kind: str) -> Any:
@@ -196,16 +199,16 @@ def _number(text: str, kind: str) -> Any:
     if (whole := _WHOLE.fullmatch(digits)) is not None:
         number = sign * int(whole[1])
         bits = _INTEGER_BITS.get(kind)
-        # Within the column's range Spark's comparison has no cast that could lose anything.
+        # Within the range of the column, Spark's comparison has no cast that could lose anything.
         if bits is not None and -(1 << (bits - 1)) <= number < 1 << (bits - 1):
             return number
-        # Beyond 2^53 doubles round integers.
+        # Beyond 2^53, doubles round integers.
         if kind == "double" and abs(number) <= _WHOLE_DOUBLES_MAX:
             return float(number)
     if kind.startswith("decimal") and (exact := _DECIMAL.fullmatch(digits)) is not None:
-        # A product of Python's would round to 28 digits.
+        # Python's multiplication would round to 28 digits.
         return Decimal(exact[1]).copy_sign(sign)
     is_double = (found := _DOUBLE.fullmatch(digits)) and (found[2] or "." in digits)
     if kind == "double" and found is not None and is_double:
         return sign * float(found[1])
-    raise NotPlain(f"the number {text} beside a column of type {kind}")
+    raise NotPlain(f"the number {text} compared with a column of type {kind}")

@@ -1,7 +1,7 @@
-"""Analysis of a query by Spark: its schema, and the tables that it names.
+"""Has Spark analyse a query: its schema, and the tables that it names.
 
-The query is not parsed here. Tables whose names occur in the text are given to the engine, which
-answers which of them its plan reads, or which name it misses.
+The query is not parsed here. The engine gets the tables whose names occur in the text, and answers
+which of them the query reads, or which name is missing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Tables: TypeAlias = tuple[tuple[str, TableSchema], ...]
 
 
 class AnalyzeQuery(Protocol):
-    """Asks the engine to analyse a text over (empty) tables under settings."""
+    """Asks the engine to analyse a text over (empty) tables under given settings."""
 
     def __call__(
         self, tables: Tables, sql: str, conf: Conf, *, translate: bool = False
     ) -> Awaitable[QueryAnalyzed]:
-        """Return the engine's analysis, with `translate` its relational plan too."""
+        """Return the engine's analysis; with `translate`, also the relational plan."""
 
 
 KNOWN_SHOWN_MAX: Final = 20
@@ -43,8 +43,8 @@ async def analyzed_query(
     """Return the engine's analysis of a query over `tables`; its `inputs` are the tables that it
     reads.
 
-    Raises `UnknownObject` for a name that is none of them, `InvalidUsage` for a relation of the
-    service about itself, and what `analyze` raises.
+    Raises `UnknownObject` for a name that is not among them, `InvalidUsage` for a relation that
+    describes the service, and what `analyze` raises.
     """
     folded = {name.lower(): name for name in tables}
     names = dict.fromkeys(find_mentioned_tables(sql, tables))
@@ -53,8 +53,7 @@ async def analyzed_query(
         analyzed = await analyze(given, sql, conf, translate=translate)
         if not analyzed.missing:
             return analyzed
-        # The text may compute a name (``IDENTIFIER('a' || 'b')``): then the missing table is given,
-        # too.
+        # If the text computes a name (``IDENTIFIER('a' || 'b')``), the missing table is added.
         name = folded.get(_only_part(analyzed.missing).lower())
         if name is None or name in names:
             shown = ", ".join(sorted(tables)[:KNOWN_SHOWN_MAX]) or "none"
@@ -67,7 +66,8 @@ async def analyzed_query(
 def find_mentioned_tables(sql: str, tables: Mapping[str, TableSchema]) -> list[str]:
     """Return the tables whose names occur in a text.
 
-    A name that is no plain word may contain anything: it is searched as backticks would quote it.
+    A name that is not a plain word may contain anything: it is searched in the form in which
+    backticks quote it.
 
     >>> tables = dict.fromkeys(["a b", "b", "t2", "T", "x"])
     >>> find_mentioned_tables("SELECT 1 FROM `a b`, T2 -- t", tables)
@@ -85,16 +85,17 @@ def find_mentioned_tables(sql: str, tables: Mapping[str, TableSchema]) -> list[s
 
 
 def _only_part(name: str) -> str:
-    """Return a name as Spark writes it without its quotes. Raises `UnknownObject` and
-    `InvalidUsage` for a qualified one."""
+    """Return a name that Spark wrote, without its quotes. Raises `UnknownObject` and `InvalidUsage`
+    for a qualified name."""
     parts: list[str] = [quoted.replace("``", "`") or plain for quoted, plain in _PART.findall(name)]
     if len(parts) == 1:
         return parts[0]
     name = ".".join(parts)
     if is_relation(name):
-        # Of one that there is not, that is the error.
+        # Raises an error of its own if there is no such relation.
         relation_of(name)
     refuse_relation(name, "a query over")
     raise UnknownObject(
-        f"{'.'.join(parts)}: names are not qualified here; write {parts[-1] if parts else name}"
+        f"{'.'.join(parts)}: qualified names are not supported here; write"
+        f" {parts[-1] if parts else name}"
     )

@@ -1,15 +1,15 @@
-"""Decides by which of four ways the rows of a read are found. Pure.
+"""Decides in which of four ways the rows of a read are found. Pure.
 
-- **memory**: the rows are in the controller's memory: a table arranged by its PRIMARY KEY, or what
-  the service knows about itself;
-- **index**: an arrangement that all workers keep together, looked up or scanned;
+- **memory**: the rows are in the controller's memory: a table arranged by its PRIMARY KEY, or the
+  service's own state;
+- **index**: an arrangement that is partitioned over all workers, looked up or scanned;
 - **shard**: one worker reads the parts of the object in the store;
-- **spark**: a job over the contents of all that the query names.
+- **spark**: a job over the contents of everything that the query names.
 
-A query is a plain read of one object, or it is Spark's (`choose_query`). For a plain read
-`choose_ways` names all ways that give its rows, the cheapest first: whoever reads takes the first
-one that is ready at the time that is read. So a read by PRIMARY KEY is answered from the shard
-until the table is arranged.
+A query is a plain read of one object, or it is left to Spark (`choose_query`). For a plain read
+`choose_ways` returns all ways that give its rows, the cheapest first; the reader takes the first
+one that is ready at the time of the read. So a read by PRIMARY KEY is answered from the shard until
+the table is arranged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from actors.runtime.progress import ObjectId
 
 ReadWay: TypeAlias = Literal["memory", "index", "shard"]
 
-NOT_PLAIN: Final = "it is more than columns, comparisons, order and limit of one object"
+NOT_PLAIN: Final = (
+    "it is more than a plain read: columns, comparisons, order and limit of one object"
+)
 
 _FLOATING: Final = frozenset({"float", "real", "double"})
 
@@ -42,31 +44,35 @@ class KnownIndex(msgspec.Struct, frozen=True):
 
 
 class ReadChoice(msgspec.Struct, frozen=True):
-    """One way to read. `key`: the columns by which rows are looked up; none: all are looked at."""
+    """A way to read. `key`: the columns by which rows are looked up; () if all rows are scanned."""
 
     way: ReadWay
     key: tuple[str, ...] = ()
     index: KnownIndex | None = None
     own: bool = False
-    """True if the changes of the session's open transaction are laid over the rows."""
+    """True if the changes of the session's open transaction are applied to the rows."""
 
     @property
     def reason(self) -> str:
-        """Return why rows are found in this way, for people."""
+        """Return why rows are found in this way, as text for people."""
         key = f"({', '.join(self.key)})"
         match self.way:
             case "memory" if self.own:
-                return "by PRIMARY KEY, with the changes of the open transaction over it"
+                return "by PRIMARY KEY, with the changes of the open transaction applied"
             case "memory":
-                return f"by PRIMARY KEY {key}" if self.key else "what the service knows of itself"
+                return f"by PRIMARY KEY {key}" if self.key else "the service's own state"
             case "index":
                 name = "" if self.index is None else self.index.name
-                return f"{name} {key}" if self.key else f"{name}, whole: its rows are summed up"
-        return "no index of these columns is ready"
+                return (
+                    f"{name} {key}"
+                    if self.key
+                    else f"{name}, full scan: its rows are already consolidated"
+                )
+        return "no index on these columns is ready"
 
 
 class QueryChoice(msgspec.Struct, frozen=True):
-    """The read that a query is; None: Spark runs it, for this reason."""
+    """The plain read that a query is, or None and the reason why Spark runs the query."""
 
     read: PlainRead | None
     reason: str = ""
@@ -78,12 +84,12 @@ def choose_query(
     conf: Iterable[str] = (),
     changed: Collection[str] = (),
 ) -> QueryChoice:
-    """Return whether a query is a plain read or Spark's.
+    """Return whether a query is a plain read or is left to Spark.
 
     Args:
         sql: The query in Spark's dialect, with its plain views inlined.
         schemas: The columns of the objects that it may name.
-        conf: Names of the settings of Spark that hold for it.
+        conf: Names of the Spark settings that apply to it.
         changed: Tables that the session's open transaction has changed.
 
     >>> from actors.model.plan.schema import TableColumn
@@ -92,33 +98,34 @@ def choose_query(
     >>> choose_query("SELECT b FROM t WHERE a = 1", tables).read.project
     ('b',)
     >>> choose_query("SELECT count(*) FROM t", tables).reason
-    'it is more than columns, comparisons, order and limit of one object'
+    'it is more than a plain read: columns, comparisons, order and limit of one object'
     >>> choose_query("SELECT b FROM t WHERE b = 1", tables, changed={"t"}).reason
-    'the changes of the open transaction are laid over t'
+    'the open transaction has changed t'
     """
-    # Such a setting gives a text another meaning than it has to `parse_plain_read`.
+    # Under such a setting, a text may mean something else than `parse_plain_read` assumes.
     for name in conf:
         if name.lower().startswith(CHANGES_MEANING):
-            return QueryChoice(None, f"the setting {name} may change what its text means")
+            return QueryChoice(None, f"the setting {name} may change the meaning of the query")
     read = parse_plain_read(sql, schemas)
     if read is None:
         return QueryChoice(None, NOT_PLAIN)
     if read.name in changed and not _is_of_one_key(read, schemas[read.name]):
-        return QueryChoice(None, f"the changes of the open transaction are laid over {read.name}")
+        return QueryChoice(None, f"the open transaction has changed {read.name}")
     return QueryChoice(read)
 
 
 def _is_of_one_key(read: PlainRead, schema: TableSchema) -> bool:
-    """Return whether the rows can be told from those that a transaction has changed."""
+    """Return whether the rows that a read finds can be matched by key with those that a transaction
+    has changed."""
     key = [column for column in schema.columns if column.name in schema.key]
-    # NaN equals itself to Spark, and not among the keys that the session compares.
+    # NaN equals itself in Spark, but not among the keys that the session compares.
     if not key or read.finishing or any(each.type.lower() in _FLOATING for each in key):
         return False
     return {each.name for each in key} <= fixed_columns(read.filter)
 
 
 def fixed_columns(filter: Sequence[ColumnComparison]) -> frozenset[str]:
-    """Return the columns that a filter compares with one value each."""
+    """Return the columns that a filter compares with a single value each."""
     return frozenset(each.column for each in filter if each.op == "=")
 
 
@@ -132,16 +139,18 @@ def choose_ways(
     """Return the ways to read an object, the cheapest first.
 
     Args:
-        primary_key: Columns by which a table is arranged; none for other objects.
-        indexes: Those on the object.
-        fixed: Columns that the read fixes to a value, or to one of several.
-        by_key: Whether `fixed` are the columns of given keys; else they are of a filter.
+        primary_key: Columns by which a table is arranged; () for other objects.
+        indexes: The indexes on the object.
+        fixed: Columns that the read restricts to one value, or to one of several.
+        by_key: Whether `fixed` are the columns of given keys rather than of a filter.
 
     >>> by_kind = KnownIndex("u7", "by_kind", ("kind",))
     >>> ways = choose_ways(("id",), [by_kind], {"id", "kind"})
-    >>> [f"{each.way}: {each.reason}" for each in ways[:3]]
-    ['memory: by PRIMARY KEY (id)', 'index: by_kind (kind)', 'index: by_kind, whole: its rows are \
-summed up']
+    >>> for each in ways[:3]:
+    ...     print(f"{each.way}: {each.reason}")
+    memory: by PRIMARY KEY (id)
+    index: by_kind (kind)
+    index: by_kind, full scan: its rows are already consolidated
     >>> [each.way for each in choose_ways(("id",), [by_kind], {"name"}, by_key=True)]
     ['shard']
     """
@@ -149,17 +158,18 @@ summed up']
     if primary_key and set(primary_key) <= set(fixed):
         ways.append(ReadChoice("memory", primary_key))
     known = list(indexes)
-    # An index that narrows is looked up; any other is walked, which still spares the summing up.
+    # An index that narrows the read is looked up. Any other is scanned, which still saves
+    # consolidating the rows.
     narrow = [each for each in known if each.key and set(each.key) <= set(fixed)]
     ways += [ReadChoice("index", each.key, each) for each in narrow]
-    # The statistics of a shard's parts exclude those without the keys; an index has none.
+    # The statistics of a shard's parts exclude parts without the keys; an index has no statistics.
     if not by_key:
         ways += [ReadChoice("index", (), each) for each in known]
     return (*ways, ReadChoice("shard"))
 
 
 def explain_read(read: PlainRead, way: ReadChoice) -> list[str]:
-    """Return how the rows of a plain read are found, a line each."""
+    """Return how the rows of a plain read are found, as lines of text."""
     lines = [f"Read of {read.name}, without Spark", f"  from {way.way}: {way.reason}"]
     lines.append(f"  columns: {', '.join(read.project)}")
     if read.filter:
@@ -171,7 +181,7 @@ def explain_read(read: PlainRead, way: ReadChoice) -> list[str]:
 
 
 def _comparison_text(comparison: ColumnComparison) -> str:
-    """Return a comparison as SQL, but for how its value is written."""
+    """Return a comparison as SQL, except for how its value is written."""
     text = f"{comparison.column} {comparison.op}"
     if not comparison.value:
         return text
@@ -180,5 +190,5 @@ def _comparison_text(comparison: ColumnComparison) -> str:
 
 
 def explain_spark(names: Sequence[str], reason: str) -> list[str]:
-    """Return why Spark runs a query that names these objects, a line each."""
+    """Return why Spark runs a query that names these objects, as lines of text."""
     return [f"Run by Spark, over {', '.join(names) or 'no table'}", f"  reason: {reason}"]

@@ -1,6 +1,6 @@
-"""Constant rows of the query itself: VALUES, range(), a SELECT without FROM.
+"""Constant rows of the query itself: VALUES, range(), or a SELECT without FROM.
 
-They exist from the first time of a view on and never change. So a generator makes them of the one
+They exist from the first time of a view on and never change. A generator makes them from the single
 row of a grouping without keys, which comes with the first contents (`plan.delta.RecomputeGroups`).
 """
 
@@ -38,15 +38,15 @@ class ConstantsOperator(ViewOperator):
         self._kinds = {column.name: column.type for column in plan.columns}
 
     def make_delta(self) -> Node:
-        """Return all rows at the first time of all."""
+        """Return all rows at the very first time."""
         return self._rows(begins=False)
 
     def old(self) -> Node:
-        """Return all rows after the first time, none before."""
+        """Return all rows after the first time, and none before it."""
         return self._rows(begins=True)
 
     def _rows(self, *, begins: bool) -> Node:
-        # An empty input: the group without keys has one row all the same.
+        # An empty input: the group without keys still has a row.
         nothing = FilterRows(NamedInput(InputKind.CHANGES.text(0), ()), "1 = 0")
         calls = (SparkCall("one", "count(*)", "bigint"),)
         made: Node = RecomputeGroups(nothing, nothing, (), calls, begins)
@@ -60,8 +60,8 @@ class ConstantsOperator(ViewOperator):
         return ()
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """Return None: no input holds the rows. A table joined to others through them is read
-        whole."""
+        """Return None: no input holds the rows. A table joined to others through them is read in
+        full."""
         return None
 
     def seek(
@@ -71,11 +71,11 @@ class ConstantsOperator(ViewOperator):
         return frozenset()
 
     def seekable(self, ids: Ids) -> bool:
-        """Return True: a search reads all rows."""
+        """Return True: a search reads all rows, which are few."""
         return True
 
     def kind(self, id_: str) -> str | None:
-        """Return the column's type."""
+        """Return the type of the column."""
         return self._kinds.get(id_)
 
     def is_constant(self) -> bool:

@@ -1,8 +1,9 @@
 """Sums over distinct values, any number of them in one grouping.
 
-The rows are expanded, one for each distinct argument with its value. One DISTINCT keeps the values
-of all arguments of each group; one grouping sums over its changes, and over the rows themselves for
-the aggregates without DISTINCT. So a plan has two hidden states however many arguments there are:
+Each row is expanded to one row per distinct argument, with the value of that argument. A single
+DISTINCT keeps the values of all arguments in each group. A single grouping sums over its changes,
+and over the rows themselves for the aggregates without DISTINCT. So a plan has two hidden states,
+however many arguments there are:
 
     SELECT g, count(*), count(DISTINCT a), sum(DISTINCT b) FILTER (WHERE c) FROM t GROUP BY g
 
@@ -38,8 +39,9 @@ Calls = Sequence[AggregateCall]
 
 
 class ExpandOperator(ProjectOperator):
-    """Repeats each row once for each argument: the keys, the argument's number as `tag`, its value
-    in the column that `places` gives it, and NULL in the columns of the other arguments."""
+    """Repeats each row once per argument: with the keys, the number of the argument as `tag`, its
+    value in the column that `places` assigns to it, and NULL in the columns of all other
+    arguments."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class ExpandOperator(ProjectOperator):
                 if places[number] == place
             ]
             made.append(NamedExpression(place, f"CASE {' '.join(cases)} END"))
-        if len(arguments) == 1:  # nothing to expand: each row once
+        if len(arguments) == 1:  # Nothing to expand: each row once.
             made = [NamedExpression(tag, "0"), NamedExpression(places[0], arguments[0])]
         super().__init__(context, (*keys, *made), below)
 
@@ -83,7 +85,7 @@ class ExpandOperator(ProjectOperator):
     def searched(self) -> Ids | None:
         """Return the columns by which its rows are looked up: keys and values, without the tag.
 
-        None when one of them is computed.
+        Return None if one of them is computed.
         """
         searched = tuple(name for name in self.columns if name != self._tag)
         needed = {self._passed.get(name, self._tag) for name in searched[: self._keys]}
@@ -105,9 +107,9 @@ class ExpandOperator(ProjectOperator):
         return ()
 
 
-class _BesideOperator(UnionOperator):
-    """Distinct values beside all rows. Both have the same groups, so the values' origins
-    suffice."""
+class _ValuesAndRowsOperator(UnionOperator):
+    """The union of the distinct values and of all rows. Both have the same groups, so the origins
+    of the values suffice."""
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the origins of the values."""
@@ -121,8 +123,8 @@ def aggregate_distinct_values(
     distinct: Mapping[str, Calls],
     sums: Calls,
 ) -> ViewOperator:
-    """Return a grouping with the calls over each argument's `distinct` values, and the `sums` over
-    all rows. Raises `UnsupportedConstruct`."""
+    """Return a grouping with the calls over the `distinct` values of each argument, and the `sums`
+    over all rows. Raises `UnsupportedConstruct`."""
     prefix = context.prefix()
     keys = [NamedExpression(f"{prefix}{key.name}", key.expression) for key in plan.keys]
     typed = [
@@ -131,11 +133,11 @@ def aggregate_distinct_values(
     ]
     tag = f"{prefix}tag"
     kinds = {argument: calls[0].argument_type for argument, calls in distinct.items()}
-    # Arguments of one type share a column: `tag` keeps them apart.
+    # Arguments of the same type share a column; `tag` tells them apart.
     columns = {kind: f"{prefix}v{i}" for i, kind in enumerate(dict.fromkeys(kinds.values()))}
     places = [columns[kind] for kind in kinds.values()]
     expanded = ExpandOperator(context, keys, tag, tuple(distinct), places, below)
-    # NULL values are kept, too: a group whose values are all NULL must not vanish.
+    # NULL values are kept too: a group whose values are all NULL must not disappear.
     valued = [GroupKey(name, name, kind) for kind, name in columns.items()]
     values: ViewOperator = GroupOperator(
         context,
@@ -150,8 +152,8 @@ def aggregate_distinct_values(
         for call in made
     }
     if sums:
-        # The rows themselves are a second input, with a NULL tag: no call over distinct values
-        # counts them.
+        # The rows themselves are a second input, whose tag is NULL, so that no call over distinct
+        # values counts them.
         rows = [
             NamedExpression(f"{prefix}r{i}", call.argument or "1") for i, call in enumerate(sums)
         ]
@@ -163,7 +165,7 @@ def aggregate_distinct_values(
         ]
         padded = [NamedExpression(name, f"CAST(NULL AS {kind})") for kind, name in columns.items()]
         names = [NamedExpression(name, name) for name in expanded.columns]
-        values = _BesideOperator(
+        values = _ValuesAndRowsOperator(
             context,
             (
                 ProjectOperator(context, (*names, *absent), values),
@@ -176,7 +178,7 @@ def aggregate_distinct_values(
         )
         for row, call in zip(rows, sums, strict=True):
             calls[call.name] = _call(call, row.name)
-    # The outer grouping has the query's keys and calls, over the distinct values and the rows.
+    # The outer grouping has the keys and calls of the query, over the distinct values and the rows.
     over = AggregationNode(
         plan.input,
         tuple(msgspec.structs.replace(k, expression=f"{prefix}{k.name}") for k in plan.keys),
@@ -187,5 +189,5 @@ def aggregate_distinct_values(
 
 
 def _call(call: AggregateCall, argument: str) -> AggregateCall:
-    """Return the same function over another column, which is NULL in the rows that do not count."""
+    """Return the same function over another column, which is NULL in rows that do not count."""
     return msgspec.structs.replace(call, argument=argument, argument_nullable=True, distinct=False)

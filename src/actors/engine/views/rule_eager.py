@@ -1,8 +1,9 @@
-"""Eager aggregation: sums that are taken below a join.
+"""Eager aggregation: sums that are computed below a join.
 
-Many rows of a table A belong to one row of B, and a grouping sums values of A by columns of B. A
-change of that row of B touches all its rows of A, though only their sums count. So A is summed
-first, by the key of the join, in a hidden state of which the change reads one row:
+Suppose that many rows of a table A match one row of B, and that a grouping sums values of A by
+columns of B. A change of that row of B touches all its rows of A, although only their sums matter.
+So A is summed first, by the key of the join, in a hidden state of which the change reads a single
+row:
 
     SELECT b.name, count(*), sum(a.x) FROM A a JOIN B b ON a.k = b.k GROUP BY b.name
 
@@ -39,12 +40,13 @@ from actors.model.plan.relational import (
 from actors.model.plan.relational_text import words_of
 
 DIGITS_MAX: Final = 26
-"""Limit of the digits of summed decimals: a sum has twelve more, and a state 38."""
+"""Maximum number of digits of decimals that are summed: a sum has twelve more, and a state at most
+38."""
 _ROWS_BELOW: Final = "n_below"
 
 
 class JoinedRows(NamedTuple):
-    """Inner join below a grouping, and the columns of a projection between them, if there is
+    """The inner join below a grouping, and the columns of a projection between them, if there is
     one."""
 
     join: JoinNode
@@ -52,8 +54,8 @@ class JoinedRows(NamedTuple):
 
 
 def joined_rows(plan: AggregationNode, shared: Set[int]) -> JoinedRows | None:
-    """Return the join below a grouping whose aggregates may be taken below it; None if there is
-    none, or if other parts use it, too (`shared`: the identities of such parts)."""
+    """Return the join below a grouping whose aggregates may be computed below it. Return None if
+    there is none, or if other parts also use the join (`shared`: the identities of such parts)."""
     between, below = None, plan.input
     if isinstance(below, ProjectNode) and id(below) not in shared:
         between, below = below.columns, below.input
@@ -72,12 +74,13 @@ def _is_sum(plan: AggregationNode, call: AggregateCall) -> bool:
 
 
 class _Summed(NamedTuple):
-    """Input that is summed first: its position, the key of the join, and the calls' arguments."""
+    """The input that is summed first: its position, the key of the join, and the arguments of the
+    calls."""
 
     place: int
     key: Ids
     arguments: dict[str, str]
-    """Column of the join for each argument."""
+    """The column of the join for each argument."""
     sums: EagerSums
 
 
@@ -87,8 +90,8 @@ def sum_below_join(
     rows: JoinedRows,
     sides: Sequence[ViewOperator],
 ) -> ViewOperator | None:
-    """Return the grouping over aggregates of one of the `sides`, the inputs of the join; None if
-    that is unsound or no gain."""
+    """Return the grouping over aggregates of one of `sides`, the inputs of the join. Return None if
+    that is unsound or does not pay."""
     found = _summed(context, plan, rows, sides)
     if found is None:
         return None
@@ -119,11 +122,11 @@ def sum_below_join(
     joined = _joined(context, plan, rows, inputs, made)
     if sums:
         finished = derive_sums(msgspec.structs.replace(plan, calls=sums), rows=_ROWS_BELOW)
-        # The hidden sums are wide and never NULL: summed twice they have the same bits.
+        # The hidden sums are wide and never NULL, so summing them again gives the same bits.
         summed = [
             AdditiveMeasure(m.name, "sum", f"{prefix}{m.name}", m.type) for m in finished.measures
         ]
-        # The rows of a group are the sum of the counts below.
+        # The number of rows of a group is the sum of the counts below.
         summed.append(AdditiveMeasure(_ROWS_BELOW, "sum", f"{prefix}{ROWS}", "bigint"))
         whole = FinishedMeasures(tuple(summed), finished.columns)
         above.append(GroupOperator(context, joined, plan.keys, whole))
@@ -135,7 +138,7 @@ def sum_below_join(
 
 
 def _of_extremes(call: AggregateCall, column: str) -> AggregateCall:
-    """Return the same function over its own results below."""
+    """Return the same function over the results that it has below the join."""
     return msgspec.structs.replace(
         call, argument=column, argument_type=call.type, argument_nullable=True
     )
@@ -171,7 +174,7 @@ def _summed(
     read = _read_above(plan, rows)
     for place, side in enumerate(sides):
         columns = {*side.columns}
-        # Plain columns only: an expression could raise an error on rows without a match.
+        # Only plain columns: an expression could raise an error on rows without a match.
         if not columns.issuperset(arguments.values()):
             continue
         key = tuple(sorted(columns & read))
@@ -182,8 +185,8 @@ def _summed(
 
 
 def _arguments(plan: AggregationNode, rows: JoinedRows) -> dict[str, str]:
-    """Return the column of the join for each argument; a computed argument stays, and is no
-    column."""
+    """Return the column of the join for each argument. A computed argument maps to itself, and is
+    not a column."""
     made = {column.name: column.expression for column in rows.between or ()}
     found = {}
     for call in plan.calls:
@@ -193,7 +196,7 @@ def _arguments(plan: AggregationNode, rows: JoinedRows) -> dict[str, str]:
 
 
 def _read_above(plan: AggregationNode, rows: JoinedRows) -> frozenset[str]:
-    """Return the columns of the join that are read for other purposes than as an argument."""
+    """Return the columns of the join that are read otherwise than as an argument."""
     grouped = _words(key.expression for key in plan.keys)
     if rows.between is not None:
         grouped = _words(c.expression for c in rows.between if c.name in grouped)
@@ -204,29 +207,30 @@ def _read_above(plan: AggregationNode, rows: JoinedRows) -> frozenset[str]:
 def _gain(
     context: DerivationContext, join: JoinNode, sides: Sequence[ViewOperator], place: int, key: Ids
 ) -> EagerSums | None:
-    """Return the sums to be taken first, if the input at `place` is joined by all of `key` to one
-    with far fewer rows, whose key is unique."""
+    """Return the sums to compute first, if the input at `place` is joined by all of `key` with an
+    input that has far fewer rows and for which the key is unique; else None."""
     kinds = [sides[place].kind(id_) or "" for id_ in key]
-    # Only types whose equal values are the same bytes can be a key of the state.
+    # Only types whose equal values have the same bytes can be a key of the state.
     if not key or not all(map(PLAIN_TYPES.fullmatch, kinds)):
         return None
     ties = [(each.left, each.right) for each in join.equal]
     ties += [(right, left) for left, right in ties]
     for side in sides:
         pairs = {own: theirs for own, theirs in ties if own in key and theirs in side.columns}
-        # A unique key: the joined state then has no more rows than the other side.
+        # With a unique key, the joined state has at most as many rows as the other side.
         unique = any(ids <= {*pairs.values()} for ids in side.unique_ids())
-        # All columns that are read above must be the join's key: sums have no others.
+        # All columns that are read above must be in the key of the join, since sums have no others.
         if {*pairs} != {*key} or not unique:
             continue
         summed = sides[place].table_columns(key, some=True)
         few = side.table_columns(tuple(pairs[id_] for id_ in key), some=True)
         reads_more = bool({*side.columns} - {*pairs.values()})
-        # The gain is at changes of the other side: it needs columns beside the key.
+        # Summing first pays when the other side changes, which must therefore have columns besides
+        # the key.
         if summed is None or few is None or not reads_more:
             continue
-        # A gain only with very many rows for each of the other side's: each change of A keeps one
-        # state more.
+        # It pays only if the other side has very many matches per row, since each change of A
+        # updates an additional state.
         context.eager_open |= context.choice.is_open(summed[0], few[0])
         return context.choice.choose(summed[0], summed[1], few[0])
     return None

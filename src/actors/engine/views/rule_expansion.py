@@ -1,7 +1,7 @@
-"""Expansions and generators: each update becomes several, with its time and diff.
+"""Expansions and generators: each update becomes several, with the same time and diff.
 
-An expansion (GROUPING SETS, ROLLUP, CUBE) passes on the columns that are the same in all of its
-rows; a generator passes on all columns of its input. Both are linear and keep no state.
+An expansion (GROUPING SETS, ROLLUP, CUBE) passes on the columns that are the same in all its rows;
+a generator passes on all columns of its input. Both are linear and have no state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from actors.model.plan.relational import ExpandNode, GenerateNode, NamedExpressi
 
 
 class ExpansionOperator(ProjectOperator):
-    """Each row once for each list of expressions."""
+    """Each row once per list of expressions."""
 
     def __init__(self, context: DerivationContext, plan: ExpandNode, below: ViewOperator) -> None:
         self._tag = f"{context.prefix()}tag"
@@ -50,7 +50,7 @@ class ExpansionOperator(ProjectOperator):
 
 
 class GenerationOperator(ViewOperator):
-    """Each row once for each row that a generator makes of it."""
+    """Each row once per row that a generator makes of it."""
 
     def __init__(self, context: DerivationContext, plan: GenerateNode, below: ViewOperator) -> None:
         self._made = tuple(column.name for column in plan.columns)
@@ -83,7 +83,7 @@ class GenerationOperator(ViewOperator):
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """Look up the input by the columns that it has."""
+        """Look up the input by those of the columns that it has."""
         kept = [place for place, id_ in enumerate(ids) if id_ not in self._made]
         picked, narrow = narrowed(ids, origins, kept)
         return self._below.seek(picked, narrow, after, nulls=nulls)
@@ -93,7 +93,7 @@ class GenerationOperator(ViewOperator):
         return self._passes(ids) and self._below.seekable(ids)
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """Return the input's answer: generated columns determine none."""
+        """Return the input's answer: generated columns determine nothing."""
         return ids | self._below.determined_by(ids - frozenset(self._made))
 
     def is_constant(self) -> bool:

@@ -1,12 +1,12 @@
 """``min`` and ``max`` over the first row of each group, in the order of their values.
 
-Of each group the first rows by the value are kept with a reserve (`rule_top`). A change reads the
+The first rows of each group by the value are kept with a reserve (`rule_top`). A change reads the
 kept rows; the group itself is read only when deletions have used up its reserve.
 
     max(x) by k over B   =   max(x) by k over FirstRows(B by k, order by x DESC NULLS LAST, 1)
 
-Several calls share one state: each row is written once for each call, with that call's value alone
-and the call's number as one more key.
+Several calls share one state: each row is written once per call, with only that call's value and
+with the number of the call as an additional key.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _UNEQUAL: Final = re.compile(r"float|double|map|array|variant|void|interval|coll
 
 
 def is_extreme(plan: AggregationNode, call: AggregateCall) -> bool:
-    """Return whether a call is ``min`` or ``max`` of values that can be kept in order, by keys
-    whose equal values are the same bytes."""
+    """Return whether a call is ``min`` or ``max`` of values that can be kept in order, and the keys
+    have types whose equal values have the same bytes."""
     if call.function not in ("min", "max") or call.formula is not None:
         return False
     kind = call.argument_type.lower()
@@ -47,8 +47,8 @@ def is_extreme(plan: AggregationNode, call: AggregateCall) -> bool:
 
 
 def _is_key(kind: str) -> bool:
-    """Return whether equal values of a type are the same bytes; also of a struct, such as a time
-    window."""
+    """Return whether equal values of a type have the same bytes. The type may be a struct, such as
+    a time window."""
     nested = kind.startswith("struct<") and not _UNEQUAL.search(kind)
     return nested or PLAIN_TYPES.fullmatch(kind) is not None
 
@@ -59,7 +59,7 @@ def derive_extremes(
     calls: Sequence[AggregateCall],
     below: ViewOperator,
 ) -> ViewOperator:
-    """Return the groups with these calls, over the first rows of each group."""
+    """Return the groups with these calls, computed from the first rows of each group."""
     prefix = context.prefix()
     keys = tuple(key.name for key in plan.keys)
     types = {key.name: key.type for key in plan.keys}
@@ -68,15 +68,16 @@ def derive_extremes(
     passed = [NamedExpression(key.name, key.expression) for key in plan.keys]
     made = [NamedExpression(name, _value(call)) for name, call in values.items()]
     rows: ViewOperator = ProjectOperator(context, (*passed, *made), below)
-    # The rows are compared, not emitted: either zero will do.
+    # The rows are compared but not emitted, so either zero will do.
     rows = make_searchable(context, rows, types, keys, exact_floats=False)
     tagged = (f"{prefix}call",) if len(values) > 1 else ()
     if tagged:
         types[tagged[0]] = "int"
         rows = ExpansionOperator(context, _one_a_call(plan, types, values, tagged[0]), rows)
-    # In the rows of one call all other values are NULL, so the joint order is the call's own.
+    # In the rows of a call the values of all other calls are NULL, so the joint order is that of
+    # the call.
     order = tuple(
-        # NULLs are last, but kept: a group whose values are all NULL has a first row, too.
+        # NULLs come last, but are kept: a group whose values are all NULL also has a first row.
         f"{name} {'ASC' if call.function == 'min' else 'DESC'} NULLS LAST"
         for name, call in values.items()
     )
@@ -92,8 +93,8 @@ def derive_extremes(
 def _one_a_call(
     plan: AggregationNode, types: Mapping[str, str], values: Collection[str], tag: str
 ) -> ExpandNode:
-    """Return an expansion of each row into one for each call: the keys, the call's value alone, its
-    number."""
+    """Return an expansion of each row into one row per call, with the keys, the value of that call
+    alone, and its number."""
     keys = [key.name for key in plan.keys]
     rows = [
         (
@@ -108,7 +109,7 @@ def _one_a_call(
 
 
 def _value(call: AggregateCall) -> str:
-    """Return the call's argument, in a form in which equal values are the same bytes."""
+    """Return the call's argument in a form in which equal values have the same bytes."""
     assert call.argument is not None, "min and max have an argument"
     kind = call.argument_type.lower()
     if not _FLOATS.fullmatch(kind):

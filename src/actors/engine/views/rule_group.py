@@ -1,10 +1,11 @@
-"""Groupings by sums: GROUP BY with additive aggregates, and DISTINCT; the join of their parts.
+"""Groupings by sums: GROUP BY with additive aggregates, DISTINCT, and the join of the parts of a
+grouping.
 
-The hidden state holds per group ``n`` (rows) and a sum per measure. A `ReduceGroups` sums the delta
-per (group, time); an `AccumulateTotals` adds that to the state of the touched groups, and emits
-each total before and after. The aggregates are expressions over the totals, so that a retraction
-has the same bits as the insertion. DISTINCT is a grouping by all columns without measures, which
-emits only groups that appear or vanish.
+For each group the hidden state holds ``n`` (its rows) and a sum per measure. A `ReduceGroups` sums
+the delta per (group, time). An `AccumulateTotals` adds that to the state of the touched groups, and
+emits each total before and after. The aggregates are expressions over the totals, so a retraction
+has the same bits as the insertion before it. DISTINCT is a grouping by all columns without
+measures, which emits only groups that appear or disappear.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def join_groups(
 ) -> ViewOperator:
     """Return the groups with the columns `made` of all parts, in this order.
 
-    When the aggregates of one grouping are kept in different ways, it is made in parts that are
-    joined by their keys; each part has a row for the same groups.
+    If the aggregates of a grouping are maintained in different ways, it consists of parts that are
+    joined by their keys. Each part has a row for each group.
 
         SELECT k, sum(x), max(y) FROM t GROUP BY k
 
@@ -75,7 +76,7 @@ def join_groups(
         prefix = context.prefix()
         columns = [NamedExpression(f"{prefix}{name}", name) for name in names]
         columns += [NamedExpression(name, name) for name in part.columns if name not in names]
-        # Null-safe: a group by NULL is one row in each part, too.
+        # Null-safe: each part also has a row for the group by NULL.
         equal += [ColumnEquality(name, f"{prefix}{name}", True) for name in names]
         inputs.append(ProjectOperator(context, tuple(columns), part))
     whole = JoinOperator(context, tuple(inputs), tuple(equal), ())
@@ -85,7 +86,7 @@ def join_groups(
 
 
 class GroupOperator(ViewOperator):
-    """A grouping by sums, or DISTINCT (`flips`)."""
+    """A grouping by sums, or a DISTINCT (`flips`)."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class GroupOperator(ViewOperator):
         finished: FinishedMeasures | None,
         by: Ids | None = None,
     ) -> None:
-        """`by`: the keys by which touched groups are looked up (None: all of them)."""
+        """`by`: the keys by which touched groups are looked up; None for all keys."""
         made = () if finished is None else tuple(c.name for c in finished.columns)
         super().__init__(context, (*(key.name for key in keys), *made))
         self._below = below
@@ -106,20 +107,23 @@ class GroupOperator(ViewOperator):
         self._flips = finished is None
         self._by = by
         self._schema = _schema(keys, self._measures)
+        # Name of the run that computes the contributions; None while they need no run of their own.
         self._cut_keys: str | None = None
+        # The result of `totals`, once it is known.
         self._totals: AccumulateTotals | None = None
         self.number = -1
-        """Number of its hidden state; -1 before `totals` registers it."""
+        """The number of its hidden state; -1 until `totals` registers the state."""
 
     # -- the delta --------------------------------------------------------------------------------
 
     def make_delta(self) -> Node:
-        """Return the finished rows before and after; for DISTINCT, the rows that appear or
-        vanish."""
+        """Return the finished rows before and after; for a DISTINCT, the rows that appear or
+        disappear."""
         totals = self.totals()
         if self._flips:
             state = NamedInput(InputKind.HIDDEN.text(self.number), self._schema.names)
-            # A second Accumulate over the same contributions: the first one updates the state.
+            # A second Accumulate over the same contributions, since the first one updates the
+            # state.
             return AccumulateTotals(totals.contributions, state, self._names, (), flips=True)
         return self._finish(totals)
 
@@ -134,8 +138,8 @@ class GroupOperator(ViewOperator):
         contributions: Node = ReduceGroups(below, keys, self._measures)
         known = self._touched()
         names = self._schema.names
-        # A computed key is not known before Spark runs: a run of its own makes the contributions
-        # first.
+        # A computed key is not known before Spark runs, so a run of its own first makes the
+        # contributions.
         if known is None:
             contributions = context.cut(contributions, names)
             self._cut_keys = contributions.name
@@ -145,7 +149,7 @@ class GroupOperator(ViewOperator):
         state = NamedInput(InputKind.HIDDEN.text(self.number), names)
         self._totals = made = AccumulateTotals(contributions, state, self._names, measures)
         context.hidden.append((HiddenState(self._schema, self._names), made))
-        # The output of a run waits for no lookup.
+        # The output of a run does not wait for lookups.
         after = frozenset() if self._cut_keys else self._below.delta_lookups()
         key, origins = known
         context.ask(
@@ -154,7 +158,8 @@ class GroupOperator(ViewOperator):
         return made
 
     def _touched(self) -> tuple[Ids, Origins] | None:
-        """Return (key columns, inputs that hold their values); None when they must be computed."""
+        """Return key columns and the inputs that hold their values; None if these must be
+        computed."""
         if not self._keys:
             return (), ()
         if self._by is not None:
@@ -169,8 +174,8 @@ class GroupOperator(ViewOperator):
         if ids is None:
             return None
         for unique in self._below.unique_ids():
-            # Keys that hold the PRIMARY KEY of their table suffice: the lookup returns few rows
-            # more.
+            # Keys that contain the PRIMARY KEY of their table suffice: the lookup returns few
+            # additional rows.
             if unique <= set(ids) <= self._below.determined_by(unique):
                 picked = [key for key in self._keys if key.expression in unique]
                 found = self._below.delta_origins(tuple(key.expression for key in picked))
@@ -197,7 +202,7 @@ class GroupOperator(ViewOperator):
         self.delta()
         state: Node = NamedInput(InputKind.HIDDEN.text(self.number), self._schema.names)
         if self._names:
-            # The group without keys always has a row; others exist while they have rows.
+            # The group without keys always has a row; others exist only while they have rows.
             state = FilterRows(state, f"{ROWS} <> 0")
         return self._finish(state)
 
@@ -212,7 +217,7 @@ class GroupOperator(ViewOperator):
         return None if below is None else self._below.delta_origins(below)
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """Return the origins of keys: the hidden rows."""
+        """Return the hidden rows as the origins of keys."""
         if not all(not id_ or id_ in self._names for id_ in ids):
             return None
         return ((InputKind.HIDDEN.text(self.number), ids),)
@@ -247,11 +252,11 @@ class GroupOperator(ViewOperator):
         return next((key.type for key in self._keys if key.name == id_), None)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """Return the keys: a group occurs once."""
+        """Return the keys: each group occurs once."""
         return (frozenset(self._names),) if self._names else ()
 
     def is_one_row(self) -> bool:
-        """Return whether there are no keys."""
+        """Return whether there are no keys, and therefore a single group."""
         return not self._names
 
     def is_constant(self) -> bool:
@@ -274,7 +279,7 @@ def distinct(context: DerivationContext, plan: DistinctNode, below: ViewOperator
 def _schema(keys: tuple[GroupKey, ...], measures: tuple[AdditiveMeasure, ...]) -> TableSchema:
     for key in keys:
         if key.type.lower().startswith(_UNGROUPED):
-            raise UnsupportedConstruct(f"a group by {key.expression}, which is of type {key.type}")
+            raise UnsupportedConstruct(f"a group by {key.expression}, which has type {key.type}")
     columns = [TableColumn(key.name, key.type, key.nullable) for key in keys]
     columns.append(TableColumn(ROWS, "bigint", False))
     columns += [TableColumn(measure.name, measure.type, False) for measure in measures]

@@ -1,13 +1,13 @@
 """Inner join of n inputs: the telescoped delta, and the old rows that it touches.
 
-With d the delta of an input, s its state below `lo` and (s|d) both,
+With d the delta of an input, s its state below `lo`, and (s|d) both,
 
     delta(X1 ⋈ … ⋈ Xn) = sum over i of  (s|d)1 ⋈ … ⋈ (s|d)i-1 ⋈ d_i ⋈ s_i+1 ⋈ … ⋈ s_n
 
-Pairs take the greater time and the product of the diffs. So the sum is right at every time in
-``[lo, hi)``: a pair of two deltas occurs in exactly one term (the later input's), and takes the
-time at which the later of both came. Each term starts at its delta and goes outward along
-equalities, so that a small delta drives everything; states are looked up by key where they match.
+A pair has the greater of the two times and the product of the diffs. So the sum is right at every
+time in ``[lo, hi)``: a pair of two deltas occurs in exactly one term (that of the later input), at
+the time at which the later of the two came. Each term starts at its delta and goes outward along
+equalities, so that a small delta drives everything, and looks up the states by the matching keys.
 Terms are not ordered by cost, and intermediate joins are not kept.
 """
 
@@ -25,15 +25,16 @@ from actors.model.plan.relational_text import words_of
 
 
 class RangeLookup(NamedTuple):
-    """Table that one row of a join is compared with; the row is read in these comparisons only."""
+    """The table with which a single row of a join is compared. The row is read only in these
+    comparisons."""
 
     place: int
-    """Position of the table among the join's inputs."""
+    """Position of the table among the inputs of the join."""
     input_index: int
     columns: Ids
     """The table's own names of the compared columns."""
     bounds: Ids
-    """Columns of the one row, each the bound of the column at the same position."""
+    """Columns of the single row: each is the bound of the column at the same position."""
 
 
 class JoinOperator(ViewOperator):
@@ -47,7 +48,8 @@ class JoinOperator(ViewOperator):
         residual: tuple[str, ...],
         compared: Mapping[int, RangeLookup] | None = None,
     ) -> None:
-        """`compared`: for the position of a single row, the table that it is only compared with."""
+        """`compared`: for the position of a single row that is only compared with a table, that
+        table."""
         super().__init__(context, tuple(name for each in inputs for name in each.columns))
         self.inputs = inputs
         self.equal = equal
@@ -55,6 +57,7 @@ class JoinOperator(ViewOperator):
         self.compared = compared or {}
         self.owner = {name: i for i, each in enumerate(inputs) for name in each.columns}
         self._classes = _classes(inputs, equal, self.owner)
+        # Cache of `old_origins`, by the columns and the number of hidden states.
         self._old_origins: dict[tuple[Ids, int], Origins | None] = {}
 
     def make_delta(self) -> Node:
@@ -67,7 +70,7 @@ class JoinOperator(ViewOperator):
         return _Term(self, 0).old()
 
     def _of(self, index: int, wanted: Ids) -> Ids | None:
-        """Return the same columns, or equal ones, of one input; None when it lacks any."""
+        """Return the same or equal columns of one input; None if it lacks any."""
         found = [self._one_of(index, id_) for id_ in wanted]
         return None if None in found else tuple(id_ or "" for id_ in found)
 
@@ -80,22 +83,22 @@ class JoinOperator(ViewOperator):
         return None
 
     def trace_delta(self, wanted: Ids) -> Origins | None:
-        """Return the origins of the one input that has each column or an equal one: its delta and
-        state."""
+        """Return the origins in the input that has all these columns or equal ones: its delta and
+        its state."""
         for index, each in enumerate(self.inputs):
             own = self._of(index, wanted)
             if own is None:
                 continue
             changed, old = each.delta_origins(own), each.old_origins(own)
-            # A pair of the delta may hold an old row of this input.
+            # A pair of the delta may contain an old row of this input.
             if changed is not None and (old is not None or len(self.inputs) == 1):
                 return changed + (old or ())
         return None
 
     def old_origins(self, wanted: Ids) -> Origins | None:
-        """Return the state of the one input that has each column or an equal one."""
-        # A later hidden state may be an origin, so the cached answer is valid for this number of
-        # them only.
+        """Return the state of the input that has all these columns or equal ones."""
+        # A later hidden state may become an origin, so a cached answer is valid only for the same
+        # number of them.
         known = (wanted, len(self.context.hidden))
         if known not in self._old_origins:
             self._old_origins[known] = self._trace_old(wanted)
@@ -112,7 +115,7 @@ class JoinOperator(ViewOperator):
     def seek(
         self, wanted: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
     ) -> frozenset[Wanted]:
-        """Look up rows in the input with most of the columns, and from there outward in the
+        """Look up rows in the input that has most of the columns, and from there outward in the
         others."""
         best, kept = 0, list[int]()
         for index in range(len(self.inputs)):
@@ -125,7 +128,8 @@ class JoinOperator(ViewOperator):
         return _Term(self, best).seek(asked)
 
     def seekable(self, ids: Ids) -> bool:
-        """Return whether one input has the columns, and equalities lead from it to all others."""
+        """Return whether one input has the columns, and equalities lead from it to all other
+        inputs."""
         starts = [
             i
             for i, each in enumerate(self.inputs)
@@ -147,7 +151,7 @@ class JoinOperator(ViewOperator):
             reached |= more
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """Return the closure of `ids` under the inputs' keys and the equalities."""
+        """Return the closure of `ids` under the keys of the inputs and the equalities."""
         while True:
             found = set(ids)
             for each in self.inputs:
@@ -160,7 +164,7 @@ class JoinOperator(ViewOperator):
             ids = frozenset(found)
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """Return the keys of all inputs, each also by equal columns of other inputs."""
+        """Return the keys of all inputs, also in terms of equal columns of other inputs."""
         found = [ids for each in self.inputs for ids in each.unique_ids()]
         for index in range(len(self.inputs)):
             found += [
@@ -179,11 +183,12 @@ class JoinOperator(ViewOperator):
         return all(each.is_constant() for each in self.inputs)
 
     def kind(self, id_: str) -> str | None:
-        """Return the type in the input that has the column."""
+        """Return the type of the column in the input that has it."""
         return self.inputs[self.owner[id_]].kind(id_)
 
     def between(self, known: int, wanted: int) -> tuple[Ids, Ids, bool]:
-        """Return (columns of `wanted`, columns of `known` equal to them, whether NULLs match)."""
+        """Return columns of `wanted`, the columns of `known` that are equal to them, and whether
+        NULLs match."""
         pairs: dict[str, str] = {}
         nulls = False
         for each in self.equal:
@@ -191,7 +196,7 @@ class JoinOperator(ViewOperator):
                 if self.owner[own] == wanted and self.owner[other] == known:
                     pairs.setdefault(own, other)
                     nulls |= each.null_safe
-        # By transitivity also columns that are equal by way of a third input.
+        # By transitivity this includes columns that are equal through a third input.
         for own in self.inputs[wanted].columns:
             if own not in pairs:
                 other_id = self._one_of(known, own)
@@ -204,14 +209,14 @@ class JoinOperator(ViewOperator):
 def _classes(
     inputs: tuple[ViewOperator, ...], equal: tuple[ColumnEquality, ...], owner: dict[str, int]
 ) -> dict[str, tuple[str, ...]]:
-    """Return for each column all columns that must have the same value, by equalities of one
-    type."""
+    """Return for each column all columns that must have the same value, through equalities within
+    one type."""
     members: dict[str, set[str]] = {}
     for each in equal:
         left = inputs[owner[each.left]].kind(each.left)
         right = inputs[owner[each.right]].kind(each.right)
-        # Across types SQL's ``=`` is not transitive, and equal values have different bytes: no
-        # sound key.
+        # Across types SQL's ``=`` is not transitive, and equal values have different bytes, so they
+        # are not a sound key.
         if each.null_safe or left is None or left != right:
             continue
         merged = members.get(each.left, {each.left}) | members.get(each.right, {each.right})
@@ -226,32 +231,34 @@ class _Term:
     def __init__(self, join: JoinOperator, start: int) -> None:
         self._join = join
         self._start = start
+        # The inputs joined so far, with the lookups after which their rows are complete.
         self._joined: dict[int, frozenset[Wanted]] = {start: frozenset()}
+        # The predicates not tested yet, with the inputs that they read.
         self._residual = [
             (text, {join.owner[word] for word in words_of(text) if word in join.owner})
             for text in join.residual
         ]
 
     def delta(self) -> Node:
-        """Return the pairs of the start's delta with the others' states."""
+        """Return the pairs of the start's delta with the states of the others."""
         inputs, start = self._join.inputs, self._start
         constant = inputs[start].is_constant()
         if inputs[start].is_one_row() and not constant:
-            # The other inputs are read whole: without no-op updates this happens seldom.
+            # The other inputs are read in full. With no-op updates removed, this seldom happens.
             self._join.context.one_row.add(inputs[start].cut_changes())
         inputs[start].delta(shared=start < len(inputs) - 1)
         order = []
         while len(self._joined) < len(inputs):
             leaf = self._next()
-            # Constant rows come at the first time of all, when there is no old state to look up.
+            # Constant rows come at the very first time, when there is no old state to look up.
             self._joined[leaf] = frozenset() if constant else self._ask(leaf, of_delta=True)
             order.append(leaf)
         # Ordered after the lookups, which may have cut the delta.
         node = inputs[start].delta()
         self._joined = {start: frozenset()}
         for leaf in order:
-            # Inputs before the start with their deltas, those behind it without: see the module's
-            # formula.
+            # Inputs before the start are joined with their deltas, those after it without: see the
+            # formula of this module.
             right = inputs[leaf].new() if leaf < start else inputs[leaf].old()
             node = self._pair(node, leaf, right)
             self._joined[leaf] = frozenset()
@@ -268,7 +275,7 @@ class _Term:
         return node
 
     def seek(self, asked: frozenset[Wanted]) -> frozenset[Wanted]:
-        """Look up in the other inputs the rows that match the start's looked-up rows."""
+        """Look up, in the other inputs, the rows that match the start's looked-up rows."""
         self._joined[self._start] = asked
         whole = asked
         while len(self._joined) < len(self._join.inputs):
@@ -285,7 +292,8 @@ class _Term:
         return PairRows(node, right, equal, self._take_residual(leaf), same)
 
     def _edges(self, leaf: int) -> list[tuple[str, str, bool]]:
-        """Return the equalities between the joined inputs and `leaf`, whose column is last."""
+        """Return the equalities between the joined inputs and `leaf`, with the column of `leaf`
+        last."""
         found = []
         owner = self._join.owner
         for each in self._join.equal:
@@ -297,8 +305,8 @@ class _Term:
         return found
 
     def _next(self) -> int:
-        """Return the input with the most equalities to the joined ones, the first of them; from a
-        single row the table that it is compared with."""
+        """Return the first of the inputs with the most equalities to the joined ones. From a single
+        row, return the table that it is compared with."""
         compared = self._join.compared.get(self._start)
         if compared is not None and len(self._joined) == 1:
             return compared.place
@@ -307,7 +315,8 @@ class _Term:
         return max(rest, key=lambda leaf: (len(self._edges(leaf)), -leaf))
 
     def _take_residual(self, leaf: int) -> str | None:
-        """Return the predicates that can be tested once `leaf` is joined, and forget them."""
+        """Return the predicates that can be tested once `leaf` is joined, and remove them from the
+        remaining ones."""
         joined = {*self._joined, leaf}
         ready = [text for text, places in self._residual if places <= joined]
         self._residual = [each for each in self._residual if not each[1] <= joined]
@@ -316,7 +325,7 @@ class _Term:
     def _ask(self, leaf: int, *, of_delta: bool) -> frozenset[Wanted]:
         """Look up the rows of `leaf` that can match the rows joined so far.
 
-        A unique key is preferred; then one whose values the start has; then one of more columns.
+        Prefers a unique key, then one whose values the start has, then one with more columns.
         """
         target = self._join.inputs[leaf]
         best: tuple[int, Ids, Origins, bool] | None = None
@@ -340,18 +349,18 @@ class _Term:
         known, key, origins, nulls = best
         after = self._joined[known]
         if of_delta:
-            # The rows of the start's delta may wait for lookups themselves.
+            # The rows of the start's delta may themselves wait for lookups.
             after |= self._join.inputs[known].delta_lookups()
         return target.seek(key, origins, after, nulls=nulls)
 
     def _ask_for_all(self, leaf: int, *, of_delta: bool) -> frozenset[Wanted]:
-        """Look up all of a state if the input that it is joined with has any row; for a single row
-        that is only compared, look up the range between its old and new bounds."""
+        """Look up all of a state, if the input that it is joined with has any rows. For a single
+        row that is only compared, look up the range between its old and its new bounds."""
         target = self._join.inputs[leaf]
         compared = self._join.compared.get(self._start)
         start = self._join.inputs[self._start]
         origins = start.keys_of_delta(()) if of_delta else start.old_origins(())
-        # Nothing is known of the start's rows: read the state in any case.
+        # Nothing is known about the rows of the start, so read the state in any case.
         if not origins:
             return target.seek((), (), frozenset(), nulls=False)
         after = self._joined[self._start]
@@ -371,6 +380,6 @@ class _Term:
         old = operator.old_origins(columns)
         if old is None or not of_delta or known > self._start:
             return old
-        # Inputs before the start are joined with their deltas, too.
+        # Inputs before the start are also joined with their deltas.
         changed = operator.delta_origins(columns)
         return None if changed is None else old + changed

@@ -1,8 +1,8 @@
 """Linear operators: Scan, Filter, Project and UNION ALL.
 
-Each update is taken, dropped or computed by itself, and keeps its time and diff; there is no state.
-A scan reads the step's inputs ``d{n}`` (delta) and ``s{n}`` (old state), and turns a search into a
-lookup by the table's own columns.
+Each update is kept, dropped or computed by itself, with the same time and diff, and there is no
+state. A scan reads the step's inputs ``d{n}`` (delta) and ``s{n}`` (old state), and turns a search
+into a lookup by the table's own columns.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from actors.model.plan.relational import FilterNode, NamedExpression, ScanNode
 from actors.model.plan.schema import TableColumn, quote
 
 NULL = "NULL"
-"""Expression of a padded column."""
+"""The expression of a padded column."""
 _NULL = re.compile(r"NULL|CAST\(NULL AS \w+(?:\(\d+(?:, ?\d+)?\))?\)")
-# Types by which no lookup is made.
+# Types by which lookups are not made.
 NOT_KEYS = ("array<", "map<", "struct<", "void", "variant", "char(", "interval")
 
 
@@ -107,8 +107,8 @@ class ScanOperator(ViewOperator):
 
 
 class PassingOperator(ViewOperator):
-    """Base of operators that pass on another operator's rows and columns: each method not
-    overridden answers as the input does."""
+    """Base of operators that pass on the rows and columns of another operator. Each method that is
+    not overridden returns the input's answer."""
 
     def __init__(self, context: DerivationContext, below: ViewOperator) -> None:
         super().__init__(context, below.columns)
@@ -154,7 +154,7 @@ class PassingOperator(ViewOperator):
 
 
 class FilterOperator(PassingOperator):
-    """Updates for whose rows the predicate is true."""
+    """The updates whose rows satisfy the predicate."""
 
     def __init__(self, context: DerivationContext, plan: FilterNode, below: ViewOperator) -> None:
         super().__init__(context, below)
@@ -169,7 +169,7 @@ class FilterOperator(PassingOperator):
         return FilterRows(self._below.old(), self._predicate)
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
-        """Return the input's columns if `some` of its rows suffice."""
+        """Return the input's columns, if `some` of its rows suffice."""
         return self._below.table_columns(ids, some=True) if some else None
 
 
@@ -220,7 +220,7 @@ class ProjectOperator(ViewOperator):
         kept = [i for i, id_ in enumerate(ids) if self._passed.get(id_)]
         picked, narrow = narrowed(ids, origins, kept)
         below = tuple(self._passed[id_] for id_ in picked)
-        # Without any such column this looks up all rows: a superset of the wanted ones.
+        # Without any such column this looks up all rows, a superset of the wanted ones.
         return self._below.seek(below, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
@@ -234,13 +234,13 @@ class ProjectOperator(ViewOperator):
         return self._below.table_columns(tuple(below), some=some) if all(below) else None
 
     def determined_by(self, ids: frozenset[str]) -> frozenset[str]:
-        """Return the columns that the input determines, as far as they are passed on."""
+        """Return the columns that the input determines and this operator passes on."""
         below = frozenset(self._passed[id_] for id_ in ids if self._passed.get(id_))
         found = self._below.determined_by(below)
         return ids | {name for name, id_ in self._passed.items() if not id_ or id_ in found}
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """Return the input's keys, as far as their columns are passed on."""
+        """Return the input's keys all of whose columns are passed on."""
         back = {below: own for own, below in self._passed.items() if below}
         return tuple(
             frozenset(back[id_] for id_ in ids)

@@ -1,9 +1,9 @@
 """Range lookups for a single row that is only compared: its change affects a range of rows.
 
-If the single row beside a table changes, all of the table is joined with it again. But if columns
-of the single row are read in comparisons ``column < bound`` only, most rows compare with the new
-bound as with the old, and their retractions and insertions cancel (`plan.nearby`). So the
-lookup reads only the rows between: an index range in place of a scan.
+If a single row that is joined with a table changes, the whole table is joined with it again. But if
+columns of the single row are read only in comparisons ``column < bound``, most rows compare the
+same way with the old and the new bound, so their retractions and insertions cancel (`plan.nearby`).
+The lookup then reads only the rows between the bounds: an index range instead of a scan.
 
     orders ⋈ (SELECT max(placed) AS m FROM orders) on placed > m - 24 h, m not read above
       d(m) meets no orders but those with placed between old m - 24 h and new m - 24 h
@@ -45,15 +45,15 @@ _TRIED: Final = {"+": "try_add", "-": "try_subtract"}
 def range_lookups(
     context: DerivationContext, plan: JoinNode, sides: Sequence[ViewOperator], read: Iterable[str]
 ) -> tuple[tuple[ViewOperator, ...], dict[int, RangeLookup]]:
-    """Return the inputs of a join, its single rows with bounds as columns, and for each of these
-    the table that it is compared with.
+    """Return the inputs of a join, with the bounds of its single rows as columns, and the table
+    that each single row is compared with.
 
-    `read`: the columns that are read of the join.
+    `read`: the columns of the join that are read.
     """
     made, found = list(sides), dict[int, RangeLookup]()
     for place, side in enumerate(sides):
-        # A column that is read above the join appears in its rows: then every row of the table
-        # changes.
+        # If a column of the single row is read above the join, it appears in the join's rows, so a
+        # change affects every row of the table.
         if not side.is_one_row() or side.is_constant() or not set(side.columns).isdisjoint(read):
             continue
         tests = _comparisons(plan, sides, place)
@@ -65,7 +65,8 @@ def range_lookups(
             continue
         bounds, extra = list[str](), list[NamedExpression]()
         for _, bound in pairs:
-            # A computed bound becomes a column, so that the lookup reads it from the step's inputs.
+            # A computed bound becomes a column, so that the lookup can read it from the inputs of
+            # the step.
             if not is_name(bound):
                 extra.append(NamedExpression(f"{context.prefix()}bound", bound))
                 bound = extra[-1].name
@@ -80,8 +81,8 @@ def range_lookups(
 def _comparisons(
     plan: JoinNode, sides: Sequence[ViewOperator], place: int
 ) -> tuple[int, list[tuple[str, str]]] | None:
-    """Return the side that the single row is compared with, and each comparison's column and bound;
-    None where a predicate reads the single row in another way."""
+    """Return the side that the single row is compared with, and the column and bound of each
+    comparison. Return None if a predicate reads the single row in any other way."""
     owner = {id_: place for place, side in enumerate(sides) for id_ in side.columns}
     if any(place in (owner[each.left], owner[each.right]) for each in plan.equal):
         return None
@@ -120,7 +121,7 @@ def _column_and_bound(
 
 
 def _bound(text: str) -> tuple[str, str] | None:
-    """Return the column that a bound reads, and an expression of it that raises no error.
+    """Return the column that a bound reads, and an expression over it that never raises an error.
 
     >>> _bound("a0"), _bound("CAST(a0 AS bigint)")
     (('a0', 'a0'), ('a0', 'try_cast(a0 AS bigint)'))
@@ -131,8 +132,8 @@ def _bound(text: str) -> tuple[str, str] | None:
     if is_name(text):
         return text, text
     if (cast := _CAST.fullmatch(text)) is not None:
-        # The bound is computed once more for the lookup, where it must not raise: the comparison
-        # itself, which may, stays Spark's.
+        # The bound is computed once more for the lookup, where it must not raise an error. The
+        # comparison itself, which may raise one, is still Spark's.
         return cast[1], f"try_cast{text[4:]}"
     if (shifted := _SHIFTED.fullmatch(text)) is not None:
         return shifted[1], f"{_TRIED[shifted[2]]}({shifted[1]}, {shifted[3]})"
@@ -140,7 +141,7 @@ def _bound(text: str) -> tuple[str, str] | None:
 
 
 def _compared(test: str) -> list[tuple[str, str]]:
-    """Return the operands of each comparison of a predicate; none where it contains anything else.
+    """Return the operands of each comparison in a predicate; [] if it contains anything else.
 
     >>> _compared("(i0_placed > (a0 - INTERVAL '24' HOUR))")
     [('i0_placed', "(a0 - INTERVAL '24' HOUR)")]
@@ -169,7 +170,7 @@ def _compared(test: str) -> list[tuple[str, str]]:
 
 
 def _closing(words: Sequence[SqlToken]) -> int:
-    """Return the position of the parenthesis that closes the first word's; -1 if there is none."""
+    """Return the position of the parenthesis that closes the first one; -1 if there is none."""
     depth = 0
     for place, word in enumerate(words):
         depth += {"(": 1, ")": -1}.get(word.text, 0)
@@ -179,16 +180,16 @@ def _closing(words: Sequence[SqlToken]) -> int:
 
 
 def drop_unread_columns(plan: Plan, read: frozenset[str] | None = None) -> Plan:
-    """Return the plan with a projection above each join whose single rows' columns are not read
-    above it.
+    """Return the plan with a projection above each join, without the columns of single rows that
+    are not read above it.
 
-    `read`: the columns that are read of the plan; None: all.
+    `read`: the columns of the plan that are read; None for all.
     """
     match plan:
         case ProjectNode():
             below = frozenset().union(*(words_of(each.expression) for each in plan.columns))
             made = drop_unread_columns(plan.input, below)
-            # This projection drops the columns itself: no second one is needed.
+            # This projection drops the columns itself, so a second one is not needed.
             if isinstance(plan.input, JoinNode) and isinstance(made, ProjectNode):
                 made = made.input
             return msgspec.structs.replace(plan, input=made)
@@ -217,7 +218,7 @@ def drop_unread_columns(plan: Plan, read: frozenset[str] | None = None) -> Plan:
 
 
 def _unknown(plan: Plan) -> Plan:
-    """Return the plan with its inputs rewritten; all of their columns count as read."""
+    """Return the plan with its inputs rewritten; all their columns count as read."""
     inputs: tuple[Plan, ...] = getattr(plan, "inputs", ())
     if inputs:
         return msgspec.structs.replace(plan, inputs=tuple(map(drop_unread_columns, inputs)))

@@ -1,9 +1,10 @@
-"""Groupings by aggregates that are no sums: touched groups are computed afresh.
+"""Groupings by aggregates that are not sums: touched groups are recomputed.
 
-Sums of floats and the like are Spark's own aggregates over the group's rows, before and after each
-time at which the group changes. The rows come from the input's old state if that can be looked up
-by the keys, else from a state kept for it (`rule_stored_rows`). Cost follows the size of the
-touched groups: mode *keyed*. Without keys, all rows are read whenever one changes.
+Sums of floats and similar aggregates are computed by Spark over the rows of a group, before and
+after each time at which the group changes. The rows come from the input's old state if it can be
+looked up by the keys, else from a state that is stored for this purpose (`rule_stored_rows`). The
+cost is proportional to the size of the touched groups: mode *keyed*. Without keys, all rows are
+read whenever one of them changes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FOLDED = ("float", "double", "string")
 
 
 class RecomputeOperator(ViewOperator):
-    """A grouping that computes touched groups afresh."""
+    """A grouping that recomputes touched groups."""
 
     def __init__(
         self, context: DerivationContext, plan: AggregationNode, below: ViewOperator
@@ -42,7 +43,7 @@ class RecomputeOperator(ViewOperator):
             if call.argument is not None
         }
         rows = ProjectOperator(context, (*keys, *arguments), below)
-        # The rows are aggregated, not emitted: either zero will do.
+        # The rows are aggregated but not emitted, so either zero will do.
         self._rows = make_searchable(context, rows, kinds, self._keys, exact_floats=False)
 
     def make_delta(self) -> Node:
@@ -59,7 +60,8 @@ class RecomputeOperator(ViewOperator):
         """Return the aggregates over the old rows of the groups that were looked up."""
         self.delta()
         rows = self._rows.old()
-        # No old rows, so nothing is retracted; nor is the empty row of the group without keys.
+        # There are no old rows, so nothing is retracted, not even the empty row of a group without
+        # keys.
         return RecomputeGroups(
             FilterRows(rows, "1 = 0"), rows, self._keys, self._calls, begins=True
         )
@@ -103,7 +105,7 @@ class RecomputeOperator(ViewOperator):
         return self._kinds.get(id_)
 
     def is_one_row(self) -> bool:
-        """Return whether there are no keys."""
+        """Return whether there are no keys, and therefore a single group."""
         return not self._keys
 
     def is_constant(self) -> bool:
@@ -111,7 +113,7 @@ class RecomputeOperator(ViewOperator):
         return self._rows.is_constant()
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
-        """Return the keys: a group occurs once."""
+        """Return the keys: each group occurs once."""
         return (frozenset(self._keys),)
 
 
@@ -120,26 +122,26 @@ def _call(call: AggregateCall, index: int) -> SparkCall:
     if call.argument is None:
         return SparkCall(call.name, "count(*)", call.type)
     if call.formula is not None:
-        # The formula's value depends on the bag alone (`catalyst.aggregates`).
+        # The value of the formula depends only on the bag (`catalyst.aggregates`).
         fields = [f"{argument}.c{place}" for place in range(len(call.formula.arguments))]
         places = fields if len(fields) > 1 else [argument]
         return SparkCall(call.name, call.formula.chosen.format(*places), call.type)
     distinct = "DISTINCT " if call.distinct else ""
     kind = call.argument_type.lower()
-    # Spark computes variances of any type in floats, so they depend on the order of rows, too.
+    # Spark computes variances of any type in floats, so they also depend on the order of rows.
     spread = call.function in SPREADS
-    # Aggregates in floats depend on the order of rows, so they are folded in a fixed one.
+    # Aggregates of floats depend on the order of rows, so they are folded in a fixed order.
     if spread or (call.function in ("sum", "avg") and kind in _FOLDED):
         return SparkCall(call.name, _folded(call, f"{distinct}{argument}"), call.type)
     return SparkCall(call.name, f"{call.function}({distinct}{argument})", call.type)
 
 
 def _folded(call: AggregateCall, argument: str) -> str:
-    """Return a sum of floats in the order of their values: equal for equal bags."""
+    """Return a sum of floats in the order of their values, which is equal for equal bags."""
     gathered = "collect_set" if argument.startswith("DISTINCT ") else "collect_list"
     name = argument.removeprefix("DISTINCT ")
-    # The retracted value must have the same bits as the inserted one: sorted, it is a function of
-    # the bag.
+    # The retracted value must have the same bits as the inserted one. Sorting makes it a function
+    # of the bag.
     values = f"array_sort({gathered}(CAST({name} AS DOUBLE)))"
     total = f"aggregate({values}, 0D, (s, x) -> s + x)"
     count = f"count({argument})"

@@ -1,8 +1,8 @@
-"""Inner joins: several inputs of one row each become one input of one row.
+"""Inner joins: several inputs of one row each become a single input of one row.
 
-A query with scalar subqueries joins as many single rows, and a join of n inputs has n terms of n
-inputs each. So the rows are united instead, each padded with NULLs, and kept as a state
-(`rule_stored_rows`); one grouping without keys takes each column from the row that has it.
+A query with scalar subqueries joins as many single rows, and a join of n inputs has n terms with n
+inputs each. So the rows are combined by UNION ALL instead, each padded with NULLs, and stored as a
+state (`rule_stored_rows`). A grouping without keys takes each column from the row that has it.
 
     {(a)} × {(b)}   =   max(a), max(b) over {(a, NULL), (NULL, b)}   where both rows exist
 """
@@ -27,7 +27,8 @@ from actors.model.plan.relational import (
 )
 
 PACKED_MIN: Final = 3
-"""Minimum of single rows that are packed: a join of two has no more terms than the packed plan."""
+"""Minimum number of single rows that are packed: a join of two has no more terms than the packed
+plan."""
 
 
 def inner_join(
@@ -38,7 +39,7 @@ def inner_join(
 ) -> ViewOperator:
     """Return the join of `sides`, the inputs of `plan`, with its single rows packed into one input.
 
-    `read`: the columns that a projection above reads; None: all are read.
+    `read`: the columns that a projection above reads; None for all.
     """
     types = dict(plan.types)
     rows = [side for side in sides if side.is_one_row() and not side.is_constant()]
@@ -53,7 +54,7 @@ def inner_join(
     tests = [f"{each.left} {'<=>' if each.null_safe else '='} {each.right}" for each in within]
     others = [side for side in sides if side not in rows]
     if not others:
-        # No join is left that would test the residual.
+        # There is no join left to test the residual.
         tests += plan.residual
     if tests:
         predicate = " AND ".join(f"({test})" for test in tests)
@@ -72,7 +73,7 @@ def _packed(
     rows: Sequence[ViewOperator],
     types: Mapping[str, str],
 ) -> ViewOperator:
-    """Return one row with the columns of all `rows`; no row if one of them does not exist."""
+    """Return a single row with the columns of all `rows`; no row if one of them does not exist."""
     padded = tuple(
         ProjectOperator(
             context,
@@ -88,8 +89,8 @@ def _packed(
     kept = StoredRowsOperator(context, UnionOperator(context, padded), types, bounded=True)
     count = f"{context.prefix()}rows"
     calls = [AggregateCall(id_, "max", id_, types[id_], types[id_]) for id_ in kept.columns]
-    # The count decides whether all rows exist: a row of NULLs cannot be told from none by its
-    # values.
+    # The count tells whether all rows exist: by its values, a row of NULLs looks like a missing
+    # row.
     calls.append(AggregateCall(count, "count", None, "bigint"))
     found = RecomputeOperator(context, AggregationNode(plan, (), tuple(calls)), kept)
     return FilterOperator(context, FilterNode(plan, f"{count} = {len(rows)}"), found)

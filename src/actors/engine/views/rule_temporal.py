@@ -1,13 +1,14 @@
-"""Temporal filters: rows appear and vanish as time passes.
+"""Temporal filters: rows enter and leave the view as time passes.
 
 A row of the input is in the output from the first millisecond at which all bounds hold, until the
-first at which one no longer does (`plan.relational.TimeEdge`). A hidden state, the *schedule*,
-holds future changes: a row with the time at which it will appear (sign 1) or vanish (sign -1). A
-step applies the scheduled changes that are due (``c{k}``), and of a changed row the part within the
-step; the part beyond goes to the schedule. A deleted row retracts its scheduled changes.
+first at which one of them no longer holds (`plan.relational.TimeEdge`). A hidden state, the
+*schedule*, holds future changes: a row with the time at which it will enter (sign 1) or leave (sign
+-1). A step applies the scheduled changes that are due (``c{k}``). Of a changed row it applies what
+happens within the step; later changes go to the schedule. A deleted row retracts its scheduled
+changes.
 
-Source: Materialize's temporal filters, which write updates at future times into the collection
-itself; here a shard has no time beyond its upper, so they are kept beside it.
+Source: the temporal filters of Materialize, which write updates at future times into the collection
+itself. Here a shard has no times beyond its upper, so these updates are kept in a separate state.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ from actors.model.plan.relational import TemporalFilter, TimeEdge
 from actors.model.plan.schema import TableColumn, TableSchema
 
 _EXTREME: Final = 4_000_000_000_000_000_000
-"""Microseconds beyond every time of the service, such that shifting a bound cannot overflow."""
+"""Microseconds beyond any time of the service, but small enough that shifting a bound cannot
+overflow."""
 
 
 def first_ms(micros: str, edge: TimeEdge) -> str:
-    """Return the millisecond at which a comparison's result changes, over a column of microseconds.
+    """Return an expression for the millisecond at which the result of a comparison changes.
+    `micros`: the column of its microseconds.
 
     >>> first_ms("m", TimeEdge("unix_micros(ts)", True, False))
     '((m + pmod(-(m), 1000L)) div 1000L)'
@@ -78,6 +81,7 @@ class TemporalOperator(PassingOperator):
             f"{prefix}{word}" for word in ("due", "bucket", "sign")
         )
         self._micros = f"{prefix}m"
+        # The number of its hidden state; -1 until `make_delta` registers the state.
         self._number = -1
 
     # -- rows with their times ---------------------------------------------------------------------
@@ -87,7 +91,8 @@ class TemporalOperator(PassingOperator):
         return [(id_, id_) for id_ in self.columns]
 
     def _bounded(self, node: Node) -> Node:
-        """Return the rows whose bounds are not NULL, with the times at which they begin and end."""
+        """Return the rows whose bounds are not NULL, with the times at which they enter and
+        leave."""
         names = [f"{self._micros}{place}" for place in range(len(self._edges))]
         pairs = list(zip(names, self._edges, strict=True))
         # A comparison with NULL never holds.
@@ -95,7 +100,7 @@ class TemporalOperator(PassingOperator):
             select(node, [*self._own, *((name, edge.micros) for name, edge in pairs)]),
             " AND ".join(f"{name} IS NOT NULL" for name in names),
         )
-        # Clamped before the shifts, which would overflow at the extremes of a timestamp.
+        # Clamped before shifting, which would overflow at the extremes of a timestamp.
         clamped = select(
             timed,
             [
@@ -121,7 +126,8 @@ class TemporalOperator(PassingOperator):
     # -- the operator's interface ------------------------------------------------------------------
 
     def make_delta(self) -> Node:
-        """Return the changes that are due, and the part of the input's changes within the step."""
+        """Return the scheduled changes that are due, and the input's changes that take effect
+        within the step."""
         changes = self._bounded(self._below.delta(shared=True))
         planned = [
             *self._own,
@@ -133,16 +139,17 @@ class TemporalOperator(PassingOperator):
         columns = [TableColumn(id_, self._types[id_]) for id_ in self.columns]
         columns += [TableColumn(self._due, "bigint"), TableColumn(self._bucket, "bigint")]
         schema = TableSchema((*columns, TableColumn(self._sign, "int")))
-        # The rows of this hidden state that are due in the step come as an input of their own.
+        # The rows of this hidden state that are due in the step are an input of their own.
         due = NamedInput(InputKind.DUE.text(number), schema.names)
         state = HiddenState(schema, (self._bucket,), self._due, self._bucket)
-        self.context.hidden.append((state, due))  # reserves the number; `plans` replace `due` below
+        # This reserves the number; `plans` replaces `due` below.
+        self.context.hidden.append((state, due))
         later = [
             self._later(changes, column, sign)
             for column, sign in ((self._begins, 1), (self._ends, -1))
             if column
         ]
-        # A change that is due leaves the schedule: it is retracted there as it is emitted.
+        # A change that is due leaves the schedule: when it is emitted, it is retracted there.
         plans = UnionRows((*later, select(WeighRows(due, "-1"), planned)))
         self.context.hidden[number] = state, plans
         interval = NamedInput(INTERVAL, INTERVAL_SCHEMA.names)
@@ -150,8 +157,8 @@ class TemporalOperator(PassingOperator):
         return UnionRows((now, select(WeighRows(due, self._sign), self._own)))
 
     def _later(self, changes: Node, column: str, sign: int) -> Node:
-        """Return the changes that will happen at a column's time, after the step."""
-        # A row whose end is not after its begin never appears: nothing is scheduled for it.
+        """Return the changes that will happen after the step, at the time in a column."""
+        # A row that would leave before it enters never appears, so nothing is scheduled for it.
         ordered = f" AND {self._begins} < {self._ends}" if self._begins and self._ends else ""
         beyond = FilterRows(self._beside_interval(changes), f"{column} >= hi{ordered}")
         bucket = f"{column} div {DUE_BUCKET_MS}L"
@@ -161,17 +168,17 @@ class TemporalOperator(PassingOperator):
     def old(self) -> Node:
         """Return the rows of the input that are in the output just before the step."""
         rows = self._beside_interval(self._bounded(self._below.old()))
-        # A row that begins at `lo` appears in this step.
+        # A row that enters at `lo` appears in this step.
         tests = [f"{self._begins} < lo"] if self._begins else []
         tests += [f"{self._ends} >= lo"] if self._ends else []
         return select(FilterRows(rows, " AND ".join(tests)), self._own)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Return the input's origins and the changes that are due."""
+        """Return the origins of the input, and the changes that are due."""
         return merge_origins(
             self._below.delta_origins(ids), ((InputKind.DUE.text(self._number), ids),)
         )
 
     def is_constant(self) -> bool:
-        """Return False: time passes."""
+        """Return False, since time passes."""
         return False

@@ -1,14 +1,15 @@
 """Top-k: the first rows of each group with a reserve, for LIMIT, filters on ranks, min and max.
 
-A hidden state holds the *candidates*: the first rows of each group's order and a reserve. A second
-one, the *edge*, holds the last candidate once others were left out: every row of the input up to
-the edge is a candidate. So a change behind the edge changes nothing; one before it is applied to
-the candidates. `TopOperator`, or the aggregate of `rule_extreme`, computes the result from them:
+A hidden state holds the *candidates*: the first rows of each group in its order, and a reserve. A
+second one, the *edge*, holds the last candidate once other rows were left out. Every row of the
+input up to the edge is a candidate, so a change after the edge has no effect, and one before it is
+applied to the candidates. `TopOperator`, or the aggregate of `rule_extreme`, computes the result
+from the candidates:
 
     first k of B   =   first k of FirstRows(B, k)
 
-Source: the top-k operator with a bounded buffer of Feldera and RisingWave; the refill by a
-conditional lookup is ours.
+Source: the top-k operators with a bounded buffer of Feldera and RisingWave. The refill by a
+conditional lookup is new here.
 """
 
 from __future__ import annotations
@@ -53,24 +54,23 @@ from actors.model.plan.relational import (
 from actors.model.plan.schema import TableColumn, TableSchema
 
 RESERVE_ROWS = 256
-"""Rows that a view's LIMIT keeps beyond its own last."""
+"""Number of rows that a view's LIMIT keeps in addition to its own."""
 
 GROUP_SHARE: Final = 16
-"""Divisor of the reserve for each group: a step may read the candidates of many groups, and a
-shortage reads one group."""
+"""Divisor of the reserve for groups: a step may read the candidates of many groups, while a
+shortage reads a single one."""
 
 
 def limit(context: DerivationContext, plan: LimitNode, below: ViewOperator) -> ViewOperator:
-    """Return the operators of a LIMIT; of an OFFSET alone, which has no first rows, by the rank of
-    all rows."""
+    """Return the operators of a LIMIT. An OFFSET alone, which has no first rows, ranks all rows."""
     columns, types = below.columns, plan.types
     if not columns:
-        # Rows without columns get one that is never NULL: a state needs a key.
+        # Rows without columns get one that is never NULL, since a state needs a key.
         types = ((f"{context.prefix()}any", "int"),)
         below = ProjectOperator(context, (NamedExpression(types[0][0], "0"),), below)
     number = f"{context.prefix()}rank"
-    # The order is total (all columns after the query's own): the result depends on the contents
-    # alone, however steps are cut.
+    # The order is total (the query's own, then all other columns), so the result depends only on
+    # the contents, however steps are cut.
     call = WindowCall(number, "row_number()", "", "int", by_row=True)
     ranked = WindowFunctions(plan.input, (), plan.order, (call,), types)
     tests = [f"{number} > {plan.offset}"] if plan.offset else []
@@ -85,8 +85,8 @@ def limit(context: DerivationContext, plan: LimitNode, below: ViewOperator) -> V
 
 
 def first_ranks(predicate: str, plan: WindowFunctions) -> int:
-    """Return the last rank that a filter leaves of ranks whose first rows are kept with a reserve;
-    0 where the calls are no such ranks, or their candidates cannot be kept."""
+    """Return the last rank that a filter keeps, if the first rows of these ranks can be kept with a
+    reserve. Return 0 if the calls are not such ranks, or their candidates cannot be stored."""
     types = {id_: kind.lower() for id_, kind in plan.types}
     # dense_rank is excluded: any number of rows may have its first `last` ranks.
     gaps = all(call.reach == "first" for call in plan.calls)
@@ -97,8 +97,8 @@ def first_ranks(predicate: str, plan: WindowFunctions) -> int:
 
 
 class FirstRows(PassingOperator):
-    """The first rows of each group, and some more. The operator above must depend on the first rows
-    alone."""
+    """The first rows of each group, and some more. The operator above may depend only on the first
+    rows."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class FirstRows(PassingOperator):
         last: int,
         tag: Ids = (),
     ) -> None:
-        """`keys` identify the group; those in `tag` are constants of the plan, by which no lookup
-        is made. `last`: how many rows of each group matter."""
+        """`keys`: identify the group. Those in `tag` are constants of the plan, which lookups do
+        not use. `last`: how many rows of each group matter."""
         super().__init__(context, below)
         self._types = types
         self._keys = keys
@@ -119,15 +119,20 @@ class FirstRows(PassingOperator):
         self._order = order
         self._last = last
         self._mark = f"{context.prefix()}edge"
+        # The input whose changes are read up to the edges, if the input's rows are a table's own.
         self._input_index: int | None = None
+        # Name of the covered changes; "" until `make_delta`.
         self._covered = ""
+        # The candidates and the run that finds shortages; None until `make_delta`.
         self._candidates: NamedInput | None = None
         self._shortage: NamedInput | None = None
 
     def make_delta(self) -> Node:
-        """Return the changes that reach the candidates; all changes of groups with a shortage."""
+        """Return the changes that reach the candidates, and all changes of groups with a
+        shortage."""
         context, below, keys, by = self.context, self._below, self._keys, self._sought
-        # Used twice, by the covered changes and by the gate: a large delta is made once.
+        # Used twice, by the covered changes and by the gate, so a large delta is computed only
+        # once.
         below.delta(shared=True)
         origins = below.keys_of_delta(by) if by else ()
         after = below.delta_lookups()
@@ -138,11 +143,12 @@ class FirstRows(PassingOperator):
         changed, filled = self._covered_origins(by), frozenset([*after, *wanted])
         assert changed is not None, "keys are the table's columns, or a cut's"
         context.ask(candidates.name, by, changed, filled, nulls=True)
-        # Deletions use up the reserve. A shortage: fewer candidates than the result needs, while
-        # others were left out. Only then the group's rows are looked up in the input.
+        # Deletions use up the reserve. A shortage means fewer candidates than the result needs,
+        # although other rows were left out. Only then are the rows of the group looked up in the
+        # input.
         short = TopShortage(covered, candidates, edges, keys, self._last)
-        # Steps without a shortage read the candidates alone: they run as if there were none
-        # (`seldom`), and once more where the run finds one.
+        # Steps without a shortage read only the candidates: they run as if shortages did not exist
+        # (`seldom`), and are repeated if the run finds one.
         self._shortage = shortage = context.cut(short, keys or ("short",))
         context.seldom[shortage.name] = short
         below.seek(by, ((shortage.name, by),), frozenset(), nulls=bool(by))
@@ -152,7 +158,8 @@ class FirstRows(PassingOperator):
         if by:
             reserve = max(1, reserve // GROUP_SHARE)
         kept = self._last + reserve
-        # Cut only when another reserve has collected on top of the kept rows, not at each step.
+        # Cut only when another full reserve has accumulated on top of the kept rows, not at each
+        # step.
         made = TopCandidates(
             below.old(), changes, candidates, edges, shortage,
             keys, self._order, kept, kept + reserve, self._mark,
@@ -162,14 +169,14 @@ class FirstRows(PassingOperator):
         return changes
 
     def _cover(self, edges: NamedInput) -> Node:
-        """Return the changes up to the edges: known before Spark runs where they are a table's, and
-        order and keys its columns; else by a run of their own."""
+        """Return the changes up to the edges. They are known before Spark runs if they are those of
+        a table, and order and keys are its columns; else a run of its own finds them."""
         context, below, keys = self.context, self._below, self._keys
         sorts = [SORT_TEXT.fullmatch(each) for each in self._order]
         ids = (*keys, *(found[1] for found in sorts if found))
         table = below.table_columns(ids, some=True)
         plain = all(PLAIN_TYPES.fullmatch(self._types[id_].lower()) for id_ in ids)
-        # A computed key or order, or a type whose order is not Arrow's, is compared by Spark.
+        # Spark compares a computed key or order, or a type whose order differs from Arrow's.
         if table is None or len(ids) < len(keys) + len(sorts) or not plain:
             self._covered = context.cut(
                 TopCovered(below.delta(), edges, keys, self._order), self.columns
@@ -198,26 +205,27 @@ class FirstRows(PassingOperator):
         return ((self._covered, tuple(next(names) if id_ else "" for id_ in ids)),)
 
     def _register(self) -> NamedInput:
-        """Reserve a hidden state's number; `make_delta` sets its changes later."""
+        """Reserve the number of a hidden state; `make_delta` sets its changes later."""
         context = self.context
         schema = TableSchema(tuple(TableColumn(id_, self._types[id_]) for id_ in self.columns))
         state = NamedInput(InputKind.HIDDEN.text(len(context.hidden)), self.columns)
         context.hidden.append((HiddenState(schema, self.columns), None))
-        # One group has few candidates: reading them whole costs little.
+        # A single group has few candidates: reading them in full costs little.
         if not self._sought:
             context.bounded.add(state.name)
         return state
 
     def _gated(self, kept: Node, all_rows: Node) -> Node:
-        """Return the rows `kept` of groups without a shortage, and all rows of groups with one."""
-        assert self._shortage is not None, "the delta comes first"
+        """Return the rows of `kept` for groups without a shortage, and all rows for groups with
+        one."""
+        assert self._shortage is not None, "make_delta must be called first"
         shortage, keys = self._shortage, self._keys
         return UnionRows(
             (TopGate(kept, shortage, keys, True), TopGate(all_rows, shortage, keys, False))
         )
 
     def old(self) -> Node:
-        """Return the candidates; all rows of groups with a shortage."""
+        """Return the candidates, and all rows of groups with a shortage."""
         self.delta()
         assert self._candidates is not None
         return self._gated(self._candidates, self._below.old())
@@ -225,14 +233,14 @@ class FirstRows(PassingOperator):
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the origins of the changes that reach the candidates."""
         covered = self._covered_origins(ids)
-        # A group with a shortage has a change that reaches its candidates: its keys are among
+        # A group with a shortage has a change that reaches its candidates, so its keys are among
         # these.
         if all(not id_ or id_ in self._keys for id_ in ids):
             return covered
         return merge_origins(covered, self._below.delta_origins(ids))
 
     def old_origins(self, ids: Ids) -> Origins | None:
-        """Return the candidates: all rows of an old result are among them."""
+        """Return the candidates, which contain all rows of an old result."""
         self.delta()
         assert self._candidates is not None
         return ((self._candidates.name, ids),)
@@ -248,17 +256,17 @@ class FirstRows(PassingOperator):
         return self.context.ask(self._candidates.name, picked, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
-        """Return whether all ids are keys; without keys any columns will do, since there are few
+        """Return whether all ids are keys. Without keys any columns will do, since there are few
         rows."""
         return not self._sought or (bool(ids) and all(id_ in self._keys for id_ in ids))
 
     def kind(self, id_: str) -> str | None:
-        """Return the type of a column as it is kept."""
+        """Return the type of a column as it is stored."""
         return self._types.get(id_)
 
 
 class TopOperator(PassingOperator):
-    """The rows of ranks that a filter leaves."""
+    """The rows whose ranks a filter keeps."""
 
     def __init__(
         self,
@@ -270,7 +278,7 @@ class TopOperator(PassingOperator):
         *,
         single: bool = False,
     ) -> None:
-        """`single`: true if the filter leaves one row at most."""
+        """`single`: true if the filter keeps at most one row."""
         types = dict(plan.types)
         self._first = FirstRows(
             context,
@@ -285,8 +293,8 @@ class TopOperator(PassingOperator):
         self._single = single
 
     def make_delta(self) -> Node:
-        """Return the changes of the first rows; a row whose rank alone changes is retracted and
-        inserted."""
+        """Return the changes of the first rows. A row of which only the rank changes is retracted
+        and inserted."""
         return ConsolidateRows(self._below.delta())
 
     def old(self) -> Node:
@@ -294,8 +302,8 @@ class TopOperator(PassingOperator):
         return ConsolidateRows(self._below.old())
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Return the origins of keys: those of the changed rows."""
-        # A row that moves up in place of another is in no change; only its keys are known.
+        """Return the origins of keys, which are those of the changed rows."""
+        # A row that moves up to replace another is not among the changes; only its keys are known.
         known = all(not id_ or id_ in self._keys for id_ in ids)
         return self._first.delta_origins(ids) if known else None
 
@@ -316,9 +324,9 @@ class TopOperator(PassingOperator):
 
 
 def _order(plan: WindowFunctions, columns: Ids) -> tuple[str, ...]:
-    """Return the windows' own order; a total one where a call depends on which of equal rows is
-    first."""
-    # Peers of a rank are kept or left out together: their order does not matter.
+    """Return the order of the windows. It is made total if a call depends on which of equal rows
+    comes first."""
+    # Peers of a rank are kept or left out together, so their order does not matter.
     if not any(call.by_row for call in plan.calls):
         return plan.order
     # Keys are equal within a group, so they order nothing.

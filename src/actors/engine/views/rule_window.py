@@ -1,15 +1,17 @@
-"""Window functions: the rows of touched partitions are computed afresh.
+"""Window functions: the rows of touched partitions are recomputed.
 
-A change of one row may change a window function's value in every row of its partition. So the
-partition's rows are read, and the functions computed over them, before and after each time at which
-the partition changes; equal rows cancel. Old rows come from the input's state if that can be looked
-up by the partition's keys, else from a state kept for it (`rule_stored_rows`). Mode *keyed*.
+A change of one row may change the value of a window function in every row of its partition. So the
+rows of the partition are read, and the functions computed over them, before and after each time at
+which the partition changes; equal rows cancel. Old rows come from the input's state if it can be
+looked up by the keys of the partition, else from a state that is stored for this purpose
+(`rule_stored_rows`). Mode *keyed*.
 
-If a change reaches only so far in its partition (``lag``, a frame of some rows or of an interval),
-or only the first rows are read (``row_number() <= 10``), fewer rows of a table's partition are read
-before Spark sorts it (`plan.nearby`). Catalyst's own text (`catalyst.window_calls`) says how far: a
-frame's bounds, the offset of ``lag``; a filter above may leave the first ranks alone. Only columns
-of a table count, of types whose equality and order are Arrow's, too.
+If a change has a limited reach in its partition (``lag``, a frame of some rows or of an interval),
+or if only the first rows are read (``row_number() <= 10``), fewer rows of a table's partition are
+read before Spark sorts it (`plan.nearby`). The reach is taken from Catalyst's own text
+(`catalyst.window_calls`): the bounds of a frame, or the offset of ``lag``. A filter above may keep
+only the first ranks. This applies only to columns of a table whose types have the same equality and
+order in Arrow.
 """
 
 from __future__ import annotations
@@ -50,14 +52,15 @@ from actors.model.plan.relational import (
 # -- reach of a change -----------------------------------------------------------------------------
 
 SORT_TEXT: Final = re.compile(r"(\w+)(?: (ASC|DESC) NULLS (FIRST|LAST))?")
-"""Sort order by a column; without more words Spark means ascending, NULLs first."""
+"""A sort order by a column. Without more words, Spark sorts ascending with NULLs first."""
 _ORDER: Final = re.compile(r"(\w+) (ASC|DESC) NULLS (FIRST|LAST)")
 PLAIN_TYPES: Final = re.compile(
     r"tinyint|smallint|int|bigint|decimal\(\d+,\d+\)|string|boolean|date|timestamp|timestamp_ntz"
 )
-"""Types whose values have Spark's equality and order; not floats, not other collations."""
+"""Types whose values have the same equality and order in Spark and Arrow: no floats, no other
+collations."""
 _MEASURED: Final = ("tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz")
-"""Types whose values have a distance."""
+"""Types between whose values there is a distance."""
 _BEFORE: Final = "RANGE BETWEEN UNBOUNDED PRECEDING AND 1L PRECEDING"
 _UPTO: Final = "RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
 _SESSION: Final = re.compile(
@@ -70,12 +73,12 @@ _UNITS: Final = {
     "second": 1_000_000,
     "minute": 60_000_000,
     "hour": 3_600_000_000,
-    "day": 25 * 3_600_000_000,  # the longest that a calendar has
+    "day": 25 * 3_600_000_000,  # The longest day of any calendar.
 }
 
 
 def ranks_wanted(predicate: str, calls: Sequence[WindowCall]) -> int:
-    """Return the last rank that a filter leaves of some window functions; 0 if it may leave any.
+    """Return the last rank of some window functions that a filter keeps; 0 if it may keep any rank.
 
     >>> ranks = (WindowCall("w0", "rank()", "", "int", False, "first"),)
     >>> ranks_wanted("(w0 < 4) AND (i0_x = 1)", ranks)
@@ -95,8 +98,8 @@ def ranks_wanted(predicate: str, calls: Sequence[WindowCall]) -> int:
 
 
 def near_changes(plan: WindowFunctions, below: ViewOperator, ranks: int) -> NearbyRows | None:
-    """Return the rows of a partition that matter to changes of others; None: all may, or the rows
-    are no table's."""
+    """Return the rows of a partition that changes of other rows can affect. Return None if that may
+    be all of them, or if the rows are not those of a table."""
     reach, size = _reach(plan.calls, ranks)
     order = [found for each in plan.order if (found := _ORDER.fullmatch(each))]
     if reach is None or len(order) < len(plan.order) or not plan.keys or not order:
@@ -119,11 +122,12 @@ def near_changes(plan: WindowFunctions, below: ViewOperator, ranks: int) -> Near
 
 
 def _reach(calls: Sequence[WindowCall], ranks: int) -> tuple[Reach | None, int]:
-    """Return the distance over which changes reach in all of these calls."""
+    """Return the maximum distance over which a change affects any of these calls."""
     reaches = {call.reach for call in calls}
     size = max(call.size for call in calls)
     if ranks and reaches <= {"first", "distinct"}:
-        # The filter may test any of these ranks: dense_rank, without gaps, leaves the most rows.
+        # The filter may test any of these ranks. dense_rank, which has no gaps, keeps the most
+        # rows.
         return ("distinct" if "distinct" in reaches else "first"), ranks
     if len(reaches) == 1 and reaches <= {"rows", "range"} and size <= SIZE_MAX:
         return calls[0].reach, size
@@ -136,8 +140,8 @@ def _reach(calls: Sequence[WindowCall], ranks: int) -> tuple[Reach | None, int]:
 def near_sessions(
     ends: WindowFunctions, above: Sequence[WindowFunctions], below: ViewOperator
 ) -> NearbyRows | None:
-    """Return the rows of the sessions that changes may touch; None: the windows are no sessions, or
-    the rows are no table's.
+    """Return the rows of the sessions that changes may touch. Return None if the windows are not
+    sessions, or if the rows are not those of a table.
 
     Args:
         ends: The lowest of the windows: the greatest end among the rows before each row.
@@ -145,9 +149,9 @@ def near_sessions(
         below: The input of the lowest.
     """
     begun, *others = above
-    # Spark has three windows for sessions (`engine/spark/ConstructRewriter.java`): ends before,
-    # begin of the session, its end. They are recognised by their very texts: a change reaches over
-    # no gap there.
+    # Spark has three windows for sessions (`engine/spark/ConstructRewriter.java`): the ends before
+    # a row, the start of its session, and the end of that. They are recognised by their exact
+    # texts: a change never affects rows beyond a gap.
     found = _session_time(ends, begun)
     if found is None or not all(begun.calls[0].name in each.keys for each in others):
         return None
@@ -166,7 +170,7 @@ def near_sessions(
 
 def _session_time(ends: WindowFunctions, plan: WindowFunctions) -> tuple[str, int] | None:
     """Return the time column and the gap in microseconds of a window that computes each row's
-    session; None: it does not."""
+    session; None for any other window."""
     begun = plan.input
     if not isinstance(begun, ProjectNode):
         return None
@@ -196,13 +200,14 @@ def _session_time(ends: WindowFunctions, plan: WindowFunctions) -> tuple[str, in
 
 
 def _argument(call: WindowCall, frame: str) -> str | None:
-    """Return the column whose greatest value in a frame the call is; None for other calls."""
+    """Return the column whose greatest value in a frame is the value of the call; None for any
+    other call."""
     found = re.fullmatch(r"max\((\w+)\)", call.function)
     return found[1] if found and call.frame == frame else None
 
 
 def _projected(plan: Plan) -> Mapping[str, str]:
-    """Return the expressions of all projections that lie one on another."""
+    """Return the expressions of several projections directly on top of each other."""
     found: dict[str, str] = {}
     while isinstance(plan, ProjectNode):
         found = {each.name: each.expression for each in plan.columns} | found
@@ -214,7 +219,7 @@ def _projected(plan: Plan) -> Mapping[str, str]:
 
 
 class WindowOperator(ViewOperator):
-    """Window functions over the rows of one partition."""
+    """Window functions over the rows of a partition."""
 
     def __init__(
         self,
@@ -224,9 +229,9 @@ class WindowOperator(ViewOperator):
         near: NearbyRows | None = None,
         above: Sequence[WindowFunctions] = (),
     ) -> None:
-        """`near`: rows of a partition that matter to changes of others; None: all. `above`: the
-        other windows of a `window_chain`."""
-        # Looked up in the input's state if its keys allow, else in a state that is kept for it.
+        """`near`: the rows of a partition that changes of other rows can affect; None for all.
+        `above`: the other windows of a `window_chain`."""
+        # Looked up in the input's state if its keys allow, else in a state that is stored for it.
         below = make_searchable(context, below, dict(plan.types), plan.keys)
         columns = (*below.columns, *(call.name for call in plan.calls))
         layers = []
@@ -276,8 +281,8 @@ class WindowOperator(ViewOperator):
         return frozenset(self._below.columns) & frozenset(self.columns)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
-        """Return the origins of the input's columns: of keys in the changed rows, of others in the
-        old rows, too."""
+        """Return the origins of the input's columns: those of keys in the changed rows, and those
+        of other columns also in the old rows."""
         if self._made(ids):
             return None
         changed = self._below.delta_origins(ids)
@@ -314,13 +319,13 @@ class WindowOperator(ViewOperator):
         return tuple(ids for ids in self._below.unique_ids() if ids <= self._passed)
 
     def kind(self, id_: str) -> str | None:
-        """Return the input's type; None for the functions' columns."""
+        """Return the input's type; None for the columns of the functions."""
         return self._below.kind(id_) if id_ in self._passed else None
 
 
 def window_chain(plan: WindowFunctions) -> tuple[WindowFunctions, ...]:
-    """Return the windows that one run computes, the lowest first: each reads the rows of the one
-    before it, or a projection of them, and its partitions are parts of that one's partitions.
+    """Return the windows that one run computes, the lowest first. Each reads the rows of the one
+    before it, or a projection of them, and its partitions are parts of the partitions of that one.
 
     >>> from actors.model.plan.relational import ScanNode
     >>> rows = ScanNode(0, (("i0_k", "k"), ("i0_x", "x")))
@@ -348,17 +353,18 @@ def window_chain(plan: WindowFunctions) -> tuple[WindowFunctions, ...]:
 
 
 def _between(below: Plan) -> tuple[NamedExpression, ...]:
-    """Return the projection between a window and the one below; empty if there is none."""
+    """Return the projection between a window and the one below; () if there is none."""
     return below.columns if isinstance(below, ProjectNode) else ()
 
 
 def _column(plan: WindowFunctions, call: WindowCall, columns: Ids) -> WindowColumn:
-    """Return the call with an order that leaves no rows equal if the function depends on it."""
+    """Return the call. If the function depends on the order of equal rows, its order becomes
+    total."""
     whole = tuple(id_ for id_ in columns if id_ not in plan.keys and id_ not in plan.order)
     if plan.order:
-        # A function of the contents alone: recomputed values must have the same bits as retracted
-        # ones.
+        # The function must depend only on the contents: recomputed values must have the same bits
+        # as retracted ones.
         order = (*plan.order, *whole) if call.by_row else plan.order
         return WindowColumn(call.name, call.function, order, call.frame)
-    # Spark gives a frame for a window without an order, too: mostly the whole partition.
+    # Spark also gives a frame to a window without an order, usually the whole partition.
     return WindowColumn(call.name, call.function, whole, call.frame)

@@ -1,9 +1,9 @@
-"""PostgreSQL: the server's side of its protocol, its types, and their values as text and in binary.
-No socket, no clock.
+"""The server side of PostgreSQL's protocol, its types, and their text and binary values.
 
-`decoder` turns a client's bytes into `messages`, which also has the encoders of what a server
-sends. `row_encoding` turns Arrow batches into rows, `row_decoding` the rows of a COPY into Arrow
-batches, `parameters` bound values into Spark's literals. `scram` proves passwords. Sources read
-PostgreSQL's own values by `column_parsing`, and write SQL by `quoting`. `type_oids` has the
-types, `type_map` those of Spark that hold them.
+This package uses no sockets and no clock. `decoder` turns a client's bytes into `messages`;
+`messages` also encodes what a server sends. `row_encoding` turns Arrow batches into rows,
+`row_decoding` turns the rows of a COPY into Arrow batches, and `parameters` turns bound values into
+Spark literals. `scram` verifies passwords. Sources use `column_parsing` to read PostgreSQL's own
+values and `quoting` to write SQL. `type_oids` defines PostgreSQL's types, and `type_map` maps them
+to Spark's.
 """

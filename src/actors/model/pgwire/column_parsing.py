@@ -1,8 +1,8 @@
-"""Converts a column of values, as a client's COPY or a source brings them, to Arrow.
+"""Converts a column of PostgreSQL values, from a client's COPY or from a source, to Arrow.
 
-Arrow's casts read a whole column at once. They are stricter than PostgreSQL (``+5``, ``yes``, a
-date with a blank before it), never looser where it matters, so that a column that they refuse is
-read value by value; that also finds the value to blame.
+Arrow's casts convert a whole column at a time. They are stricter than PostgreSQL (which also
+accepts ``+5``, ``yes``, or a date after a blank), and never looser where it matters. A column that
+they refuse is parsed value by value, which also finds the value to blame.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from actors.model.plan.schema import UNBOUNDED_NUMERIC, arrow_type
 
 _EXACT: Final = Context(prec=2_100, rounding=ROUND_HALF_UP)
 _DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
-"""Days since 1970 of 0001-01-01 and 9999-12-31."""
+"""0001-01-01 and 9999-12-31 as days since 1970."""
 _PLAIN_ARRAY: Final = r'^\{([^{}",\\\s\x0b]+(,[^{}",\\\s\x0b]+)*)?\}$'
-"""An array of one dimension without quotes, escapes and blanks."""
+"""Matches an array of one dimension without quotes, escapes and blanks."""
 
 
 class ColumnError(Exception):
-    """A value cannot be converted: its row in the column, the error without its place, and the
-    value, cut, as it came."""
+    """A value cannot be converted. Has its row in the column, the error without the row, and the
+    beginning of the value."""
 
     def __init__(self, row: int, error: InvalidClientData, shown: str = "") -> None:
         super().__init__(str(error))
@@ -75,10 +75,10 @@ class ColumnError(Exception):
 
 
 class Rounding(Enum):
-    """Which decimals are rounded to the scale of their column, and not refused."""
+    """Decides which decimals are rounded to the scale of their column; others are refused."""
 
-    NONE = "none: a value is held exactly"
-    DECLARED = "as in PostgreSQL: those of a column with a precision (not `UNBOUNDED_NUMERIC`)"
+    NONE = "none: every value must fit exactly"
+    DECLARED = "as in PostgreSQL: those in a column with a precision (not `UNBOUNDED_NUMERIC`)"
     ALL = "as in Spark"
 
 
@@ -97,12 +97,12 @@ def parse_text_column(
     Args:
         texts: The values.
         kind: The column's type.
-        time_zone: Of times that name no zone.
-        rounding: Which decimals are rounded.
-        elements_max: Most elements of an array; None: `ARRAY_ELEMENTS_MAX`.
+        time_zone: The zone of times without one.
+        rounding: The decimals to round.
+        elements_max: Most elements of an array; None for `ARRAY_ELEMENTS_MAX`.
 
     Raises:
-        ColumnError: A value is none of the type.
+        ColumnError: A value is not valid for the type.
     """
     if pa.types.is_string(kind):
         return _strings(texts)
@@ -116,7 +116,7 @@ def parse_text_column(
         try:
             flat = parse_text_column(words, kind.value_type, time_zone, rounding)
         except ColumnError as wrong:
-            # Of lists that begin at one place the last one has elements.
+            # If several lists start at the same offset, only the last one has elements.
             offsets = lists.offsets.to_numpy()
             row = int(np.searchsorted(offsets, wrong.row, side="right")) - 1
             raise ColumnError(row, wrong.error, wrong.shown) from None
@@ -131,7 +131,7 @@ def parse_text_column(
             if _is_exact(texts, found):
                 return found
     except pa.ArrowInvalid:
-        pass  # what is wrong, if anything is, comes to light value by value
+        pass  # parsing value by value reports the error, if there is one
 
     def convert(data: bytes) -> Any:
         text = decode_text(data)
@@ -150,7 +150,7 @@ def _strings(texts: pa.Array) -> pa.Array:
 
 
 def _booleans(texts: pa.Array) -> pa.Array:
-    # There are few ways to write a boolean: each is read once.
+    # Booleans have few spellings, so parse each spelling once.
     coded = texts.dictionary_encode()
     words = coded.dictionary.to_pylist()
     try:
@@ -163,7 +163,7 @@ def _booleans(texts: pa.Array) -> pa.Array:
 
 
 def _byteas(texts: pa.Array) -> pa.Array:
-    """Decode ``\\x6869`` to its two bytes: the whole column's digits at once."""
+    """Decode values such as ``\\x6869`` (here to two bytes), all digits of the column at a time."""
     valid = valid_mask(texts)
     hexed = pc.starts_with(texts, "\\x")
     lengths = value_lengths(texts) - 2
@@ -179,7 +179,7 @@ def _byteas(texts: pa.Array) -> pa.Array:
     except ValueError:
         raw = b""
     sizes = np.maximum(lengths, 0) // 2
-    # `fromhex` skips blanks: then the lengths are not known.
+    # `fromhex` skips blanks, so a blank would invalidate the lengths.
     if len(raw) != int(sizes.sum()):
         return _one_by_one(texts.to_pylist(), pa.binary(), _bytea)
     return byte_array(np.frombuffer(raw, np.uint8), offsets_of(sizes), valid).cast(pa.binary())
@@ -195,7 +195,7 @@ def _timestamps(texts: pa.Array, kind: pa.DataType, time_zone: str) -> pa.Array:
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:
-        # Arrow wants a zone in each text, or in none.
+        # Arrow requires a zone in every text, or in none.
         local = texts.cast(pa.timestamp("us")).cast(pa.int64())
     times = local.fill_null(0).to_numpy(zero_copy_only=False)
     seconds, micros = np.divmod(times, SECOND_US)
@@ -205,15 +205,15 @@ def _timestamps(texts: pa.Array, kind: pa.DataType, time_zone: str) -> pa.Array:
 
 
 def _lists(texts: pa.Array, elements_max: int | None) -> pa.Array:
-    """Return the elements of arrays of one dimension, as lists of strings."""
+    """Parse arrays of one dimension into lists of strings."""
     plain = pc.all(pc.match_substring_regex(texts, _PLAIN_ARRAY), min_count=0).as_py()
     if plain:
         inner = pc.utf8_slice_codeunits(texts, 1, -1)
-        # An array without elements would be split to one text.
+        # Splitting an array without elements would give a single text.
         lists = pc.split_pattern(pc.if_else(pc.equal(inner, ""), None, inner), ",")
         words = pc.if_else(pc.equal(pc.utf8_upper(lists.values), "NULL"), None, lists.values)
         most = ARRAY_ELEMENTS_MAX if elements_max is None else elements_max
-        # One that has too many is found, with its row, value by value.
+        # Parsing value by value finds the row with too many elements.
         if (pc.max(pc.list_value_length(lists)).as_py() or 0) <= most:
             return pa.ListArray.from_arrays(lists.offsets, words, mask=_null_array(texts))
     return _one_by_one(
@@ -222,18 +222,18 @@ def _lists(texts: pa.Array, elements_max: int | None) -> pa.Array:
 
 
 def _null_array(array: pa.Array) -> pa.Array | None:
-    """Return which values are NULL; None: none is."""
+    """Return a mask of the NULL values; None if there are none."""
     return array.is_null() if array.null_count else None
 
 
 def _is_exact(texts: pa.Array, found: pa.Array) -> bool:
-    """Return whether Arrow read texts as PostgreSQL would."""
+    """Return whether Arrow read the texts as PostgreSQL would."""
     if pa.types.is_integer(found.type):
-        # Arrow takes 0xFF for -1.
+        # Arrow reads 0xFF as -1.
         return not bool(np.isin(value_data(texts), (ord("x"), ord("X"))).any())
     if not pa.types.is_floating(found.type):
         return True
-    # Infinities must be written as such: 1e999 is out of range.
+    # An infinity must be spelled out: 1e999 is out of range.
     infinite = pc.is_inf(found)
     if not pc.any(infinite).as_py():
         return True
@@ -242,8 +242,8 @@ def _is_exact(texts: pa.Array, found: pa.Array) -> bool:
 
 
 def _one_by_one(values: list[Any], kind: pa.DataType, convert: Callable[[Any], Any]) -> pa.Array:
-    """Convert values one by one, to find or to accept what Arrow refuses."""
-    # All values before the wrong one are good, which is why its row is the first.
+    """Convert values one by one, to find or accept what Arrow refuses."""
+    # All values before the wrong one are valid, so its row is the first wrong one.
     made: list[Any] = []
     for row, value in enumerate(values):
         try:
@@ -257,8 +257,11 @@ def _one_by_one(values: list[Any], kind: pa.DataType, convert: Callable[[Any], A
 
 
 def fit_value(value: Any, kind: pa.DataType, rounding: Rounding = Rounding.DECLARED) -> Any:
-    """Return a parsed value as a type of Arrow takes it. Raises `InvalidClientData` for what is out
-    of range, and for what would have to be rounded and may not be."""
+    """Convert a parsed value to the form that Arrow accepts for a type.
+
+    Raises `InvalidClientData` if it is out of range or would have to be rounded where rounding is
+    not allowed.
+    """
     if isinstance(value, list):
         return [
             None if each is None else fit_value(each, kind.value_type, rounding) for each in value
@@ -280,7 +283,7 @@ def fit_value(value: Any, kind: pa.DataType, rounding: Rounding = Rounding.DECLA
 def _rounded(value: Decimal, kind: pa.DataType) -> Decimal:
     precision, scale = kind.precision, kind.scale
     whole = value.adjusted() + 1 if value else 0
-    # Checked before it is written out: 1e999999 is short only as it stands here.
+    # Check before writing the number out, because 1e999999 has many digits.
     if whole <= precision - scale:
         try:
             rounded = value.quantize(Decimal(1).scaleb(-scale), context=_EXACT)
@@ -333,7 +336,7 @@ def _from_json(value: Any, kind: pa.DataType) -> Any:
 
 
 def parse_json_bytes(value: str) -> bytes:
-    """Return the bytes that JSON holds in base 64, as Spark's ``to_json`` writes them."""
+    """Decode the base64 text in which Spark's ``to_json`` writes binary values."""
     return base64.b64decode(value, validate=True)
 
 
@@ -357,8 +360,10 @@ _LAYOUTS: Final[dict[pa.DataType, str]] = {
 def parse_binary_column(
     data: ByteValues, starts: Places, lengths: Lengths, kind: pa.DataType
 ) -> pa.Array:
-    """Convert values in binary format, which begin at these places (ascending; length -1: NULL), to
-    a type that a table's column can have. `data` has `PAD_BYTES` behind it. Raises `ColumnError`.
+    """Convert values in binary format to a type that a column of a table can have.
+
+    The values are at `starts` (ascending) and have these lengths; length -1 means NULL. `data` must
+    end with `PAD_BYTES` of padding. Raises `ColumnError`.
     """
     null = lengths < 0
     mask = null if null.any() else None
@@ -413,12 +418,12 @@ def _numbers_array(numbers: Any, kind: pa.DataType, mask: RowMask | None) -> pa.
         _check_days(days, "date")
         return pa.array(days.astype(np.int32), pa.int32(), mask=mask).cast(kind)
     if pa.types.is_timestamp(kind):
-        # Infinity is the largest number: clipped, so that the sum stays within 64 bits.
+        # Infinity is the largest number. Clip it, so that the sum fits into 64 bits.
         times = np.minimum(numbers, 2**62) + US_TO_2000
         _check_days(times // DAY_US, "timestamp")
         return pa.array(times, pa.int64(), mask=mask).cast(kind)
     if pa.types.is_floating(kind):
-        # A NaN has many forms in binary, and one in text: equal values are equal here.
+        # NaN has many binary forms and one text. Use one form, so that equal values are equal.
         numbers = np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers)
     return pa.array(numbers, kind, mask=mask)
 

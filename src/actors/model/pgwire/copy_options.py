@@ -1,7 +1,7 @@
 """The options of a COPY: the format of its rows.
 
-Defaults and rules are PostgreSQL's: a delimiter is one byte, a tab or, in CSV, a comma; NULL is
-``\\N`` or, in CSV, an empty field without quotes.
+Defaults and rules are PostgreSQL's. A delimiter is one byte, by default a tab, or a comma in CSV.
+NULL is by default ``\\N``, or an empty field without quotes in CSV.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from actors.runtime.errors import InvalidUsage
 
 BINARY_SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 BINARY_HEADER: Final = BINARY_SIGNATURE + bytes(8)
-"""Signature, flags (none) and the length of an extension (none)."""
+"""The header of the binary format: signature, flags (none) and length of the extension (0)."""
 BINARY_TRAILER: Final = b"\xff\xff"
 _NO_DELIMITERS: Final = b"\\.abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class CopyFormat(Enum):
-    """How rows are written."""
+    """The format in which rows are written."""
 
     TEXT = "text"
     CSV = "csv"
@@ -35,14 +35,14 @@ class RowFormat(msgspec.Struct, frozen=True):
     delimiter: bytes = b"\t"
     null: bytes = b"\\N"
     header: bool = False
-    """The first line has the columns' names."""
+    """True if the first line has the column names."""
     header_match: bool = False
-    """It is an error if it has others."""
+    """True if other names in that line are an error."""
     quote: bytes = b'"'
     escape: bytes = b'"'
 
     def check(self) -> None:
-        """Raise `InvalidUsage` if rows of these options could not be told apart."""
+        """Raise `InvalidUsage` if the options make rows ambiguous."""
         if self.kind is CopyFormat.BINARY:
             return
         is_csv = self.kind is CopyFormat.CSV
@@ -54,12 +54,12 @@ class RowFormat(msgspec.Struct, frozen=True):
                     f"COPY {name} {mark.decode()!r} must be one character of one byte"
                 )
         if not is_csv and self.delimiter in _NO_DELIMITERS:
-            # Such a character has a meaning of its own after a backslash.
+            # Such a character has a special meaning after a backslash.
             raise InvalidUsage(f"COPY DELIMITER cannot be {self.delimiter.decode()!r}")
         null = self.null.decode()
         if b"\r" in self.null or b"\n" in self.null or self.delimiter in self.null:
-            raise InvalidUsage(f"COPY NULL {null!r} must hold no end of line and no delimiter")
+            raise InvalidUsage(f"COPY NULL {null!r} must not contain a line break or the delimiter")
         if is_csv and (self.quote == self.delimiter or self.quote in self.null):
             raise InvalidUsage(
-                f"COPY QUOTE {self.quote.decode()!r} must be neither the delimiter nor in NULL"
+                f"COPY QUOTE {self.quote.decode()!r} must not be the delimiter or occur in NULL"
             )

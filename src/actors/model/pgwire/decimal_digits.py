@@ -1,9 +1,9 @@
-"""Decimals as text and in PostgreSQL's binary format, for whole columns, and back.
+"""Converts whole columns of decimals to text and to PostgreSQL's binary format, and back.
 
-A decimal of Arrow is one number of 128 bits. Long division takes it apart to a matrix of decimal
-digits, one row a value, from which both formats are cut. Binary format: count of digits, weight of
-the first, sign, scale for display (int16 each), then digits of base 10,000 that are aligned to the
-decimal point, without zeros at either end.
+A decimal in Arrow is a number of 128 bits. Long division splits a column into a matrix of decimal
+digits, with one row per value, from which both formats are made. The binary format consists of the
+number of digits, the weight of the first digit, the sign and the display scale (int16 each),
+followed by digits of base 10,000, aligned to the decimal point, without zeros at either end.
 
 Source: PostgreSQL's numeric.c (`numeric_send`, `numeric_recv`).
 """
@@ -36,13 +36,13 @@ POSITIVE, NEGATIVE, NAN, INFINITY, MINUS_INFINITY = 0x0000, 0x4000, 0xC000, 0xD0
 _LIMB: Final = 1_000_000_000
 _LIMB_DIGITS: Final = 9
 _WORD_DIGITS_MAX: Final = 18
-"""Digits that always fit in 64 bits."""
+"""Number of digits that always fit into 64 bits."""
 _LOW_32: Final = np.uint64(0xFFFF_FFFF)
 _TRIPLES: Final = np.array(
     [[number // 100, number // 10 % 10, number % 10] for number in range(1000)], np.uint8
 )
 _GROUP: Final = 4
-"""Decimal digits in one digit of base 10,000."""
+"""Number of decimal digits in one digit of base 10,000."""
 _GROUPS_MAX: Final = 256
 _FEW_GROUPS_MAX: Final = 64
 _WORD_LIMIT: Final = 1e18
@@ -50,7 +50,7 @@ _HEADER: Final = struct.Struct("!hhHh")
 
 
 def _words(array: pa.Array) -> tuple[RowMask, Any, Any]:
-    """Return (negative, high half, low half) of the values' magnitudes; 0 where NULL."""
+    """Return (negative, high half, low half) of the absolute values; 0 for NULL."""
     data = array.buffers()[1]
     count = len(array)
     if data is None or not count:
@@ -63,7 +63,7 @@ def _words(array: pa.Array) -> tuple[RowMask, Any, Any]:
         low, high = np.where(valid, low, np.uint64(0)), np.where(valid, high, np.uint64(0))
     negative: RowMask = (high >> np.uint64(63)) != 0
     if negative.any():
-        # The complement of 128 bits: the carry comes only out of a low half of 0.
+        # In the complement of 128 bits, a carry comes only from a low half of 0.
         flipped = ~low + np.uint64(1)
         carry = (flipped == 0).astype(np.uint64)
         low = np.where(negative, flipped, low)
@@ -72,7 +72,7 @@ def _words(array: pa.Array) -> tuple[RowMask, Any, Any]:
 
 
 def _limbs(high: Any, low: Any, digits: int) -> list[Any]:
-    """Return the values' digits of base 10^9, the least first."""
+    """Return the digits of the values in base 10^9, least significant first."""
     found = []
     if digits <= _WORD_DIGITS_MAX:
         for _ in range(0, digits, _LIMB_DIGITS):
@@ -83,7 +83,7 @@ def _limbs(high: Any, low: Any, digits: int) -> list[Any]:
     parts = [high >> shift, high & _LOW_32, low >> shift, low & _LOW_32]
     for _ in range(0, digits, _LIMB_DIGITS):
         rest = np.zeros(len(low), np.uint64)
-        # Schoolbook division: the rest is below 2^30, so that no step exceeds 62 bits.
+        # Schoolbook division. The remainder is below 2^30, so no step exceeds 62 bits.
         for at, part in enumerate(parts):
             parts[at], rest = np.divmod((rest << shift) | part, np.uint64(_LIMB))
         found.append(rest)
@@ -91,8 +91,11 @@ def _limbs(high: Any, low: Any, digits: int) -> list[Any]:
 
 
 def digit_matrix(array: pa.Array) -> tuple[RowMask, ByteValues]:
-    """Return (negative, digits) of a column of decimals: for each value at least one digit before
-    the point, and as many after it as the type's scale."""
+    """Return (negative, digits) of a column of decimals.
+
+    Every value has at least one digit before the point, and as many digits after it as the type's
+    scale.
+    """
     kind = array.type
     if kind.bit_width != 128:
         array = array.cast(pa.decimal128(kind.precision, kind.scale))
@@ -110,7 +113,7 @@ def digit_matrix(array: pa.Array) -> tuple[RowMask, ByteValues]:
 
 
 def decimal_text(array: pa.Array) -> VariableValues:
-    """Return the texts of a column of decimals, with all digits of its scale: ``-0.50``."""
+    """Format a column of decimals as text, with all digits of its scale, such as ``-0.50``."""
     scale = array.type.scale
     negative, digits = digit_matrix(array)
     count, wanted = digits.shape
@@ -124,13 +127,13 @@ def decimal_text(array: pa.Array) -> VariableValues:
         block[:, 2 + whole :] = digits[:, whole:] + 48
     keep = np.ones(block.shape, np.bool_)
     keep[:, 0] = negative
-    # Zeros before the first other digit are left out, but for the one before the point.
+    # Leave out leading zeros, except the one before the point.
     keep[:, 1:whole] = np.logical_or.accumulate(digits[:, : whole - 1] != 0, axis=1)
     return VariableValues(compress(block, keep, valid_mask(array)))
 
 
 def decimal_binary(array: pa.Array) -> VariableValues:
-    """Return a column of decimals in binary format."""
+    """Encode a column of decimals in binary format."""
     scale = array.type.scale
     negative, digits = digit_matrix(array)
     count, wanted = digits.shape
@@ -162,30 +165,33 @@ def decimal_binary(array: pa.Array) -> VariableValues:
     return VariableValues(byte_array(data, offsets, valid_mask(array)))
 
 
-# -- back ------------------------------------------------------------------------------------------
+# -- from text and binary --------------------------------------------------------------------------
 
 
 def cast_decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast texts of numbers to decimals, exactly. Raises `pa.ArrowInvalid` for one that must be
-    rounded, does not fit or is no number, and for one with an exponent or of more than 38
-    characters.
+    """Cast texts of numbers to decimals, exactly.
+
+    Raises `pa.ArrowInvalid` for a text that is not a number, does not fit or would be rounded, and
+    also for one with an exponent or more than 38 characters.
 
     >>> cast_decimals(pa.array(["1.50", None]), pa.decimal128(9, 3)).to_pylist()
     [Decimal('1.500'), None]
     """
-    # Arrow cuts a number of more than 128 bits, and one of a large exponent, without an error.
+    # Arrow silently truncates numbers of more than 128 bits, and those with a large exponent.
     long = pc.greater(pc.utf8_length(texts), DECIMAL_DIGITS_MAX)
     sizes = pc.abs(texts.cast(pa.float64()))
     beyond = pc.invert(pc.less(sizes, 10.0 ** (kind.precision - kind.scale)))
     exponents = pc.match_substring_regex(texts, "[eE]")
     if pc.any(pc.or_(pc.or_(long, beyond), exponents)).as_py():
-        raise pa.ArrowInvalid(f"decimal({kind.precision},{kind.scale}) is not surely exact")
+        raise pa.ArrowInvalid(f"decimal({kind.precision},{kind.scale}) may not be exact")
     return texts.cast(kind)
 
 
 def parse_binary_decimal(data: bytes) -> Decimal:
-    """Return the number in binary format, exactly: NaN and infinities too. Raises `ValueError`, for
-    more than about a thousand digits as well."""
+    """Parse a number in binary format exactly, including NaN and infinities.
+
+    Raises `ValueError` if it is malformed or has more than about a thousand digits.
+    """
     if len(data) < _HEADER.size:
         raise ValueError(f"{len(data)} bytes")
     count, weight, sign, scale = _HEADER.unpack_from(data)
@@ -196,18 +202,18 @@ def parse_binary_decimal(data: bytes) -> Decimal:
     groups = struct.unpack_from(f"!{count}h", data, _HEADER.size)
     if any(not 0 <= group < 10_000 for group in groups):
         raise ValueError("a digit is out of range")
-    # A few bytes can announce a number of 100,000 digits, which nothing here could hold.
+    # A few bytes can announce a number of 100,000 digits, which no type here can hold.
     if max(count, abs(weight)) > _GROUPS_MAX or not 0 <= scale <= _GROUP * _GROUPS_MAX:
         raise ValueError(f"{count} digits of weight {weight} and scale {scale} are too many")
     number = int("".join(f"{group:04d}" for group in groups) or "0")
     shift = _GROUP * (weight + 1 - count) + scale
-    # Digits beyond the scale are cut, as PostgreSQL does.
+    # Cut digits beyond the scale, as PostgreSQL does.
     number = number * 10**shift if shift >= 0 else number // 10**-shift
     return Decimal(f"{'-' if sign == NEGATIVE else ''}{number}E-{scale}")
 
 
 def decimal_array(numbers: Lengths, precision: int, scale: int, valid: RowMask | None) -> pa.Array:
-    """Return decimals, given as numbers of 64 bits of their last digit."""
+    """Return decimals for 64-bit numbers that count units of the last digit."""
     words = np.empty((len(numbers), 2), np.int64)
     words[:, 0] = numbers
     words[:, 1] = numbers >> 63
@@ -221,8 +227,11 @@ def decimal_array(numbers: Lengths, precision: int, scale: int, valid: RowMask |
 def parse_binary_decimals(
     data: ByteValues, starts: Places, lengths: Lengths, null: RowMask, kind: pa.DataType
 ) -> pa.Array | None:
-    """Parse decimals in binary format, all at once; None if any of them needs a closer look: it is
-    long, must be rounded, or is no finite number of the type."""
+    """Parse decimals in binary format, all at a time.
+
+    Returns None if a value needs individual parsing: it is long, must be rounded, or is not a
+    finite number of the type.
+    """
     if kind.precision > _WORD_DIGITS_MAX or (lengths[~null] < 8).any():
         return None
     at = np.where(null, 0, starts)
@@ -236,7 +245,7 @@ def parse_binary_decimals(
         some = place < count
         group = np.where(some, be16(data, np.where(some, at + 8 + 2 * place, 0)), 0)
         power = 4 * (weight - place) + kind.scale
-        # A digit below the scale must be rounded away. The sum of terms below 10^18 fits.
+        # Digits below the scale would have to be rounded. The sum of terms below 10^18 fits.
         beyond = (power < 0) | (group * 10.0 ** np.minimum(power, 99) >= _WORD_LIMIT)
         if ((group < 0) | (group > 9999) | ((group != 0) & beyond)).any():
             return None

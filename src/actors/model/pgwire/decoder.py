@@ -1,12 +1,12 @@
 """Decodes what a client sends, from its first packet on. Pure.
 
-A connection begins with packets without a type: requests for encryption, then one startup packet
-or one request to cancel. From then on each message is a type byte, a length of 4 bytes that counts
-itself, and a body. The length is checked before any byte of the body is kept.
+A connection starts with packets that have no type: requests for encryption, then one startup packet
+or one cancel request. From then on every message consists of a type byte, a length of 4 bytes that
+includes itself, and a body. The length is checked before any byte of the body is kept.
 
-Bytes that are no message raise `MalformedFrame`, too long ones `FrameTooLarge`: both are
-`RemoteProtocolError`s, after which the connection must end. How the bytes are cut into pieces
-changes nothing.
+Invalid bytes raise `MalformedFrame`, and too long messages raise `FrameTooLarge`. Both are
+`RemoteProtocolError`s, after which the connection must end. The result does not depend on how the
+bytes are split into pieces.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from actors.runtime.errors import FrameTooLarge, InvalidUsage, MalformedFrame, R
 STARTUP_BYTES_MAX: Final = 10_000
 CANCEL_KEY_BYTES_MAX: Final = 256
 PASSWORD_BYTES_MAX: Final = 16_384
-"""Most bytes of a message before a client is let in: room for a long token."""
+"""Largest message before a client has logged in, with room for a long token."""
 
 _SSL_REQUEST: Final = 80877103
 _GSS_REQUEST: Final = 80877104
@@ -60,8 +60,10 @@ _U32: Final = struct.Struct("!I")
 
 
 def packet_bytes(header: bytes) -> int:
-    """Return how many bytes follow a startup packet's length of 4 bytes. Raises `MalformedFrame`
-    and `FrameTooLarge`."""
+    """Return the number of bytes that follow the 4-byte length of a startup packet.
+
+    Raises `MalformedFrame` or `FrameTooLarge`.
+    """
     (length,) = _U32.unpack(header)
     if length > STARTUP_BYTES_MAX:
         raise FrameTooLarge(
@@ -69,38 +71,38 @@ def packet_bytes(header: bytes) -> int:
             "speaks PostgreSQL's protocol"
         )
     if length < 8:
-        raise MalformedFrame(f"a startup packet of {length} bytes: it has at least 8")
+        raise MalformedFrame(f"startup packet too short: {length} bytes (at least 8)")
     return int(length) - 4
 
 
 def parse_packet(body: bytes) -> EncryptionRequest | CancelRequest | StartupPacket:
-    """Parse a packet without its length. Raises `MalformedFrame`."""
+    """Parse the body of a packet without a type. Raises `MalformedFrame`."""
     if len(body) < 4:
-        raise MalformedFrame(f"a startup packet of {len(body)} bytes after its length: at least 4")
+        raise MalformedFrame(f"startup packet too short: {len(body)} bytes after its length")
     (code,) = _U32.unpack_from(body)
     if code in (_SSL_REQUEST, _GSS_REQUEST):
         if len(body) != 4:
-            raise MalformedFrame(f"a request for encryption of {len(body)} bytes: it has 4")
+            raise MalformedFrame(f"invalid encryption request: {len(body)} bytes instead of 4")
         return EncryptionRequest(code == _GSS_REQUEST)
     if code == _CANCEL_REQUEST:
         if not 0 < len(body) - 8 <= CANCEL_KEY_BYTES_MAX:
-            raise MalformedFrame(f"a request to cancel with a key of {len(body) - 8} bytes")
+            raise MalformedFrame(f"invalid cancel request: its key has {len(body) - 8} bytes")
         return CancelRequest(_U32.unpack_from(body, 4)[0], body[8:])
     if code >> 16 != 3:
-        raise MalformedFrame(f"version {code >> 16}.{code & 0xFFFF} of the protocol: only 3 is")
+        raise MalformedFrame(f"unsupported protocol version {code >> 16}.{code & 0xFFFF}")
     if not body.endswith(b"\0", 4):
-        raise MalformedFrame("the parameters of a startup packet do not end with a NUL")
+        raise MalformedFrame("invalid startup packet: its parameters do not end with a NUL")
     texts = [_decoded(part) for part in body[4:-1].split(b"\0")]
     if texts and texts[-1] == "":
         texts.pop()  # the terminator after the last value
     if len(texts) % 2:
-        raise MalformedFrame(f"the parameter {texts[-1]!r} of a startup packet has no value")
+        raise MalformedFrame(f"invalid startup packet: parameter {texts[-1]!r} has no value")
     return StartupPacket(dict(zip(texts[::2], texts[1::2], strict=True)), code & 0xFFFF)
 
 
 def split_options(options: str) -> list[str]:
-    """Split a startup packet's `options` into words: whitespace separates, a backslash takes the
-    next character as it is.
+    """Split the `options` of a startup packet into words. Whitespace separates words, and a
+    backslash escapes the next character.
 
     >>> split_options(r"-c  a=b\\ c")
     ['-c', 'a=b c']
@@ -109,13 +111,13 @@ def split_options(options: str) -> list[str]:
 
 
 def startup_variables(parameters: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the variables that a startup packet sets, those of its `options` too.
+    """Return the settings in a startup packet, including those in its `options`.
 
     >>> startup_variables({"user": "me", "application_name": "psql", "options": "-c a=1 --b-c=2"})
     [('application_name', 'psql'), ('a', '1'), ('b_c', '2')]
 
     Raises:
-        InvalidUsage: It asks for something else.
+        InvalidUsage: The packet contains an unsupported option.
     """
     if parameters.get("replication", "off").lower() not in ("off", "false", "no", "0"):
         raise InvalidUsage("replication connections are not supported: leave replication out")
@@ -144,37 +146,39 @@ def _decoded(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise MalformedFrame(f"a text of a peer is no UTF-8: {error}") from None
+        raise MalformedFrame(f"invalid message: a string is not valid UTF-8: {error}") from None
 
 
 def _take_text(body: bytes, at: int) -> tuple[str, int]:
-    """Return (the text that begins at that place, the place after its NUL)."""
+    """Parse the text at `at`. Return it with the position after its NUL."""
     end = body.find(b"\0", at)
     if end < 0:
-        raise MalformedFrame("a text of a peer does not end with a NUL")
+        raise MalformedFrame("invalid message: a string does not end with a NUL")
     return _decoded(body[at:end]), end + 1
 
 
 def parse_text(body: bytes) -> str:
-    """Parse a body that is one text: a query, a password, a CopyFail. Raises `MalformedFrame`."""
+    """Parse a body that is a single text: a query, a password, or a CopyFail. Raises
+    `MalformedFrame`."""
     text, end = _take_text(body, 0)
     if end != len(body):
-        raise MalformedFrame("a text of a peer does not end with one NUL")
+        raise MalformedFrame("invalid message: its string does not end with a single NUL")
     return text
 
 
 def _take_formats(body: bytes, at: int) -> tuple[tuple[int, ...], int]:
     (count,) = _U16.unpack_from(body, at)
-    # The remaining bytes bound a count from the wire: `unpack_from` checks that before it reads.
+    # A count from the wire is bounded by the remaining bytes, because `unpack_from` checks them
+    # first.
     codes = struct.unpack_from(f"!{count}h", body, at + 2)
     if any(code not in (0, 1) for code in codes):
-        raise MalformedFrame(f"formats {sorted(set(codes))}: only 0 (text) and 1 (binary) are")
+        raise MalformedFrame(f"invalid formats {sorted(set(codes))}: must be 0 or 1")
     return codes, at + 2 + 2 * count
 
 
 def _check_end(body: bytes, at: int, message: str) -> None:
     if at != len(body):
-        raise MalformedFrame(f"{len(body) - at} bytes follow the end of a {message} message")
+        raise MalformedFrame(f"invalid {message} message: {len(body) - at} bytes too long")
 
 
 def _parse_parse(body: bytes) -> ParseStatement:
@@ -193,7 +197,7 @@ def _parse_bind(body: bytes) -> BindPortal:
     (count,) = _U16.unpack_from(body, at)
     at += 2
     if len(formats) > 1 and len(formats) != count:
-        raise MalformedFrame(f"a Bind with {len(formats)} formats and {count} parameters")
+        raise MalformedFrame(f"invalid Bind: {len(formats)} formats for {count} parameters")
     values: list[bytes | None] = []
     for _ in range(count):
         (length,) = _I32.unpack_from(body, at)
@@ -203,7 +207,7 @@ def _parse_bind(body: bytes) -> BindPortal:
             continue
         if not 0 <= length <= len(body) - at:
             raise MalformedFrame(
-                f"a parameter of {length} bytes in a Bind of which {len(body) - at} are left"
+                f"invalid Bind: a parameter of {length} bytes, but {len(body) - at} are left"
             )
         values.append(body[at : at + length])
         at += length
@@ -226,14 +230,14 @@ def _named(
         case b"P":
             return portal(name)
         case other:
-            raise MalformedFrame(f"{verb} of {other!r}: only S (statement) and P (portal) are")
+            raise MalformedFrame(f"invalid {verb} of {other!r}: must be S or P")
 
 
 def _parse_execute(body: bytes) -> ExecutePortal:
     portal, at = _take_text(body, 0)
     (rows_max,) = _I32.unpack_from(body, at)
     _check_end(body, at + 4, "Execute")
-    # PostgreSQL takes a negative limit as none.
+    # PostgreSQL treats a negative limit as none.
     return ExecutePortal(portal, max(rows_max, 0))
 
 
@@ -268,12 +272,12 @@ class _Phase(Enum):
 
 
 class FrontendDecoder:
-    """Decodes the bytes of one connection, which `feed` takes in pieces of any size.
+    """Decodes the bytes of one connection, which `feed` receives in pieces of any size.
 
     The decoder keeps one incomplete message, of at most `message_bytes_max` bytes
-    (`password_bytes_max` before `admit`), and what was fed last. After an `EncryptionRequest` it
-    decodes nothing until `decline_encryption` or `begin_encryption`; after a `StartupPacket` only
-    replies to authentication, until `admit`.
+    (`password_bytes_max` before `admit`), and the last piece. After an `EncryptionRequest` it
+    decodes nothing until `decline_encryption` or `begin_encryption` is called. After a
+    `StartupPacket` it decodes only replies to authentication requests, until `admit` is called.
     """
 
     def __init__(
@@ -282,52 +286,60 @@ class FrontendDecoder:
         self._message_bytes_max = message_bytes_max
         self._password_bytes_max = password_bytes_max
         self._buffer = bytearray()
+        """Bytes fed and not dropped yet."""
         self._at = 0
-        """Place in the buffer of the next message."""
+        """Position of the next message in the buffer."""
         self._phase = _Phase.STARTUP
+        """The kind of bytes that may come next."""
         self._asked: set[bool] = set()
-        """Kinds of encryption that were asked for (`EncryptionRequest.gss`)."""
+        """Kinds of encryption requested so far (`EncryptionRequest.gss`)."""
         self._encrypted = False
+        """True once encryption was accepted."""
         self._failure: RemoteProtocolError | None = None
+        """The error that ended decoding; None until then."""
 
     @property
     def buffered_bytes(self) -> int:
-        """Return the number of bytes that were fed and not decoded."""
+        """Return the number of bytes that were fed and not decoded yet."""
         return len(self._buffer) - self._at
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[FrontendMessage]:
-        """Take the next bytes, and yield each message that is complete. Raises `MalformedFrame` and
-        `FrameTooLarge`, after the messages before. Messages that are not taken from the iterator
-        come from the next call's."""
-        # Dropped once per piece, not per message: dropping moves what is left.
+        """Add the next bytes and yield every complete message.
+
+        Messages not taken from the iterator come from the iterator of the next call. Raises
+        `MalformedFrame` or `FrameTooLarge` after the messages before the error.
+        """
+        # Once per piece and not per message, because dropping bytes moves the rest.
         if self._at:
             del self._buffer[: self._at]
             self._at = 0
-        # Nothing reads what follows a request to cancel, so nothing of it is kept.
+        # Nothing is expected after a cancel request, so keep nothing.
         if self._phase is not _Phase.CANCEL:
             self._buffer += data
         return self._messages()
 
     def decline_encryption(self) -> None:
-        """Go on after an `EncryptionRequest` that was answered by `ENCRYPTION_DECLINED`."""
+        """Continue after the answer `ENCRYPTION_DECLINED` to an `EncryptionRequest`."""
         assert self._phase is _Phase.ENCRYPTION, self._phase
         self._phase = _Phase.STARTUP
 
     def begin_encryption(self) -> None:
-        """Go on with decrypted bytes, after an `EncryptionRequest` that was accepted. Raises
-        `MalformedFrame`."""
+        """Continue with decrypted bytes after an `EncryptionRequest` was accepted.
+
+        Raises `MalformedFrame` if unencrypted bytes follow the request.
+        """
         assert self._phase is _Phase.ENCRYPTION, self._phase
-        # Bytes that came in the clear would be taken for decrypted ones (CVE-2021-23214).
+        # Unencrypted bytes would be mistaken for decrypted ones (CVE-2021-23214).
         if self.buffered_bytes:
             raise MalformedFrame(
-                f"{self.buffered_bytes} bytes came in the clear after a request for encryption"
+                f"{self.buffered_bytes} bytes came unencrypted after a request for encryption"
             )
-        # What comes now was decrypted by the caller.
+        # From now on the caller passes decrypted bytes.
         self._encrypted = True
         self._phase = _Phase.STARTUP
 
     def admit(self) -> None:
-        """Go on with the session's messages: the client is authenticated."""
+        """Continue with the messages of the session, because the client has logged in."""
         assert self._phase is _Phase.AUTHENTICATION, self._phase
         self._phase = _Phase.QUERIES
 
@@ -338,7 +350,7 @@ class FrontendDecoder:
             try:
                 message = self._next()
             except struct.error:
-                self._failure = MalformedFrame("a message of a peer ends within a field")
+                self._failure = MalformedFrame("invalid message: it ends within a field")
                 raise self._failure from None
             except RemoteProtocolError as error:
                 self._failure = error
@@ -353,7 +365,7 @@ class FrontendDecoder:
             case _Phase.STARTUP:
                 return self._next_packet()
             case _Phase.ENCRYPTION:
-                # A caller that does not stop reading must not fill the memory.
+                # A caller that keeps feeding must not fill the memory.
                 if self.buffered_bytes > STARTUP_BYTES_MAX:
                     raise FrameTooLarge(
                         f"{self.buffered_bytes} bytes followed a request for encryption"
@@ -373,9 +385,9 @@ class FrontendDecoder:
         packet = parse_packet(self._take(4, size))
         match packet:
             case EncryptionRequest(gss):
-                # Each kind at most once, so that a handshake has an end.
+                # Each kind at most once, so that the handshake ends.
                 if self._encrypted or gss in self._asked:
-                    raise MalformedFrame("encryption was asked for twice")
+                    raise MalformedFrame("encryption was requested twice")
                 self._asked.add(gss)
                 self._phase = _Phase.ENCRYPTION
             case CancelRequest():
@@ -402,26 +414,26 @@ class FrontendDecoder:
     def _check_length(self, kind: int, size: int) -> None:
         shown = bytes([kind])
         if kind not in _PARSERS and kind not in _EMPTY:
-            raise MalformedFrame(f"a message of type {shown!r}: the protocol has none")
+            raise MalformedFrame(f"unknown message type {shown!r}")
         limit = self._message_bytes_max
         if self._phase is _Phase.AUTHENTICATION:
             if kind not in (_PASSWORD, _TERMINATE):
-                raise MalformedFrame(f"a message of type {shown!r} before the client was let in")
-            # A client that nobody knows must not make the server keep much.
+                raise MalformedFrame(f"message of type {shown!r} before the login")
+            # A client that has not logged in must not make the server keep much.
             limit = min(limit, self._password_bytes_max)
         if size < 0:
-            raise MalformedFrame(f"a message of type {shown!r} announces {size + 4} bytes")
+            raise MalformedFrame(f"message of type {shown!r} announces {size + 4} bytes")
         if size > limit:
             raise FrameTooLarge(
-                f"a message of type {shown!r} announces {size} bytes (limit {limit})"
+                f"message of type {shown!r} too large: {size} bytes (limit {limit})"
             )
         if size and kind in _EMPTY:
-            raise MalformedFrame(f"a message of type {shown!r} announces {size} bytes: it has none")
+            raise MalformedFrame(f"message of type {shown!r} must be empty: {size} bytes")
 
     def _take(self, head: int, size: int) -> bytes:
-        """Return the body of `size` bytes after a header, and go behind it."""
+        """Take the body of `size` bytes that follows a header."""
         start = self._at + head
         self._at = start + size
-        # Through a view: a slice of the buffer would be one copy more.
+        # Use a view, because a slice of the buffer would be another copy.
         with memoryview(self._buffer) as view, view[start : self._at] as body:
             return bytes(body)

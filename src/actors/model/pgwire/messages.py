@@ -1,7 +1,7 @@
-"""The messages of PostgreSQL's protocol, versions 3.0 and 3.2, as a server sees them.
+"""The messages of PostgreSQL's protocol, versions 3.0 and 3.2, from the server's point of view.
 
-The structs are what clients send; `actors.model.pgwire.decoder` makes them. The functions and
-constants return the bytes of what a server sends. Rows are encoded in
+The structs are what clients send; `actors.model.pgwire.decoder` creates them. The functions and
+constants return the bytes that a server sends. Rows are encoded in
 `actors.model.pgwire.row_encoding`.
 
 Source: PostgreSQL 18's documentation, "Message Formats" and "Error and Notice Message Fields".
@@ -21,9 +21,9 @@ from actors.runtime.errors import RemoteProtocolError
 TEXT_FORMAT: Final = 0
 BINARY_FORMAT: Final = 1
 MINOR_LATEST: Final = 2
-"""Minor version that this server speaks at most: 3.2, with cancel keys of up to 256 bytes."""
+"""Highest minor version that this server supports: 3.2, with cancel keys of up to 256 bytes."""
 CANCEL_KEY_BYTES: Final = {0: 4, 2: 32}
-"""Length of the cancel key that is given to a client of a minor version."""
+"""Length of the cancel key for each minor version."""
 _MAJOR: Final = 3 << 16
 _OPTION_PREFIX: Final = "_pq_."
 
@@ -35,41 +35,45 @@ _FIELD: Final = struct.Struct("!IhIhih")
 
 
 class EncryptionRequest(msgspec.Struct, frozen=True):
-    """SSLRequest, or (`gss`) GSSENCRequest: answered by one byte, ``S`` (``G``) or ``N``."""
+    """SSLRequest, or with `gss` GSSENCRequest. Answered by one byte: ``S`` (or ``G``) to accept,
+    ``N`` to decline."""
 
     gss: bool
 
 
 class CancelRequest(msgspec.Struct, frozen=True):
-    """A request to cancel a query of another connection, on a connection of its own."""
+    """A request, on a connection of its own, to cancel a query of another connection."""
 
     process_id: int
     secret_key: bytes
 
 
 class StartupPacket(msgspec.Struct, frozen=True):
-    """The parameters of a startup packet, as sent, and the minor version that the client speaks."""
+    """The parameters of a startup packet as sent, and the minor version that the client
+    supports."""
 
     parameters: Mapping[str, str]
     minor: int = 0
 
 
 class AuthenticationReply(msgspec.Struct, frozen=True):
-    """A password, SASLInitialResponse or SASLResponse: their type byte is the same, so that the
-    body can be parsed only by who knows what was asked for."""
+    """A password, SASLInitialResponse or SASLResponse. They share a type byte, so only the receiver
+    of the reply knows how to parse the body."""
 
     body: bytes
 
 
 class SimpleQuery(msgspec.Struct, frozen=True):
-    """A text of one or several statements."""
+    """A text with one or more statements."""
 
     text: str
 
 
 class ParseStatement(msgspec.Struct, frozen=True):
-    """Makes a prepared statement; an empty name is the unnamed one. Parameters beyond
-    `parameter_oids`, and those of OID 0, have no type yet."""
+    """Creates a prepared statement. The empty name is the unnamed statement.
+
+    Parameters beyond `parameter_oids`, and those with OID 0, have no type yet.
+    """
 
     name: str
     query: str
@@ -77,7 +81,8 @@ class ParseStatement(msgspec.Struct, frozen=True):
 
 
 class BindPortal(msgspec.Struct, frozen=True):
-    """Makes a portal of a prepared statement and values; `expand_formats` completes formats."""
+    """Creates a portal from a prepared statement and values. `expand_formats` expands the
+    formats."""
 
     portal: str
     statement: str
@@ -87,62 +92,64 @@ class BindPortal(msgspec.Struct, frozen=True):
 
 
 class DescribePrepared(msgspec.Struct, frozen=True):
-    """Asks for a statement's ParameterDescription, then its RowDescription or NoData."""
+    """Asks for the ParameterDescription of a statement, then its RowDescription or NoData."""
 
     name: str
 
 
 class DescribePortal(msgspec.Struct, frozen=True):
-    """Asks for a portal's RowDescription or NoData."""
+    """Asks for the RowDescription or NoData of a portal."""
 
     name: str
 
 
 class ExecutePortal(msgspec.Struct, frozen=True):
-    """Runs a portal for at most `rows_max` rows (0: all)."""
+    """Runs a portal for at most `rows_max` rows; 0 means all."""
 
     portal: str
     rows_max: int
 
 
 class CloseStatement(msgspec.Struct, frozen=True):
-    """Frees a prepared statement; no error if there is none."""
+    """Closes a prepared statement. An unknown name is not an error."""
 
     name: str
 
 
 class ClosePortal(msgspec.Struct, frozen=True):
-    """Frees a portal; no error if there is none."""
+    """Closes a portal. An unknown name is not an error."""
 
     name: str
 
 
 class FlushOutput(msgspec.Struct, frozen=True):
-    """Asks that pending answers be sent now."""
+    """Asks the server to send pending answers now."""
 
 
 class SyncPipeline(msgspec.Struct, frozen=True):
-    """Ends a pipeline: commits what no transaction holds, and asks for ReadyForQuery."""
+    """Ends a pipeline: commits changes outside an explicit transaction and asks for
+    ReadyForQuery."""
 
 
 class FastpathCall(msgspec.Struct, frozen=True):
-    """A call of a function by its OID (large objects); kept raw, as a server may refuse it."""
+    """Calls a function by its OID (large objects). The body is not parsed, because a server may
+    refuse it."""
 
     body: bytes
 
 
 class CopyInData(msgspec.Struct, frozen=True):
-    """A piece of a COPY's stream; pieces end anywhere."""
+    """A piece of a COPY's stream. Pieces may end anywhere."""
 
     data: bytes
 
 
 class CopyInDone(msgspec.Struct, frozen=True):
-    """Ends a COPY's stream."""
+    """Ends the stream of a COPY."""
 
 
 class CopyInFailure(msgspec.Struct, frozen=True):
-    """Gives a COPY up: the statement must fail."""
+    """Aborts a COPY; the statement must fail."""
 
     reason: str
 
@@ -175,8 +182,8 @@ FrontendMessage: TypeAlias = (
 
 
 def expand_formats(formats: Sequence[int], count: int, what: str) -> tuple[int, ...]:
-    """Return one format for each of `count` values: none given means text, one is for all. Raises
-    `RemoteProtocolError`.
+    """Return one format for each of `count` values. Without formats all are text; a single format
+    applies to all. Raises `RemoteProtocolError` for another number of formats.
 
     >>> expand_formats((1,), 3, "columns")
     (1, 1, 1)
@@ -184,8 +191,8 @@ def expand_formats(formats: Sequence[int], count: int, what: str) -> tuple[int, 
     if len(formats) == count:
         return tuple(formats)
     if len(formats) > 1:
-        raise RemoteProtocolError(f"{len(formats)} formats were given for {count} {what}")
-    # One format is for all, also where there is nothing to have it.
+        raise RemoteProtocolError(f"{len(formats)} formats given for {count} {what}")
+    # A single format applies to all, even if there are none.
     return (formats[0] if formats else TEXT_FORMAT,) * count
 
 
@@ -193,12 +200,12 @@ def expand_formats(formats: Sequence[int], count: int, what: str) -> tuple[int, 
 
 
 def encode_message(kind: bytes, body: bytes = b"") -> bytes:
-    """Return a message: type, length, body."""
+    """Encode a message: type, length, body."""
     return kind + _U32.pack(len(body) + 4) + body
 
 
 def _text(value: str) -> bytes:
-    # A NUL would end the text early. A lone surrogate has no UTF-8.
+    # A NUL would end the text early, and a lone surrogate has no UTF-8 encoding.
     return value.replace("\0", " ").encode(errors="replace") + b"\0"
 
 
@@ -216,51 +223,52 @@ COPY_DONE: Final = encode_message(b"c")
 
 
 def encode_sasl_request(mechanisms: Sequence[str]) -> bytes:
-    """Return AuthenticationSASL, which offers these mechanisms, the preferred one first."""
+    """Encode AuthenticationSASL, which offers these mechanisms, the preferred one first."""
     names = b"".join(_text(name) for name in mechanisms)
     return encode_message(b"R", _U32.pack(10) + names + b"\0")
 
 
 def encode_sasl_continue(data: bytes) -> bytes:
-    """Return AuthenticationSASLContinue with a mechanism's challenge."""
+    """Encode AuthenticationSASLContinue with the challenge of a mechanism."""
     return encode_message(b"R", _U32.pack(11) + data)
 
 
 def encode_sasl_final(data: bytes) -> bytes:
-    """Return AuthenticationSASLFinal with a mechanism's outcome; AuthenticationOk must follow."""
+    """Encode AuthenticationSASLFinal with the result of a mechanism. AuthenticationOk must
+    follow."""
     return encode_message(b"R", _U32.pack(12) + data)
 
 
 def encode_parameter_status(name: str, value: str) -> bytes:
-    """Return ParameterStatus: the value that a setting of the session has now."""
+    """Encode ParameterStatus: the current value of a setting of the session."""
     return encode_message(b"S", _text(name) + _text(value))
 
 
 def encode_backend_key(process_id: int, secret_key: bytes) -> bytes:
-    """Return BackendKeyData. A client of 3.0 must get a key of 4 bytes (`CANCEL_KEY_BYTES`)."""
+    """Encode BackendKeyData. A client of 3.0 needs a key of 4 bytes (`CANCEL_KEY_BYTES`)."""
     return encode_message(b"K", _U32.pack(process_id) + secret_key)
 
 
 def encode_ready(status: bytes) -> bytes:
-    """Return ReadyForQuery: ``I`` idle, ``T`` in a transaction, ``E`` in a failed one."""
+    """Encode ReadyForQuery: ``I`` idle, ``T`` in a transaction, ``E`` in a failed transaction."""
     return encode_message(b"Z", status)
 
 
 def negotiate_protocol(packet: StartupPacket) -> tuple[int, bytes]:
-    """Return (minor version to speak, NegotiateProtocolVersion or nothing to be sent first)."""
+    """Return the minor version to speak, and a NegotiateProtocolVersion to send first (or b"")."""
     unknown = [name for name in packet.parameters if name.startswith(_OPTION_PREFIX)]
-    # 3.1 was never published: who asks for it is spoken to as 3.0.
+    # 3.1 was never published, so a client that requests it gets 3.0.
     minor = MINOR_LATEST if packet.minor >= MINOR_LATEST else 0
     if minor == packet.minor and not unknown:
         return minor, b""
-    # PostgreSQL says the whole number here, and libpq reads it so, though the documentation calls
-    # it the minor version.
+    # PostgreSQL sends the complete version number here, and libpq expects it, although the
+    # documentation calls it the minor version.
     head = _U32.pack(_MAJOR | minor) + _U32.pack(len(unknown))
     return minor, encode_message(b"v", head + b"".join(_text(name) for name in unknown))
 
 
 class FieldDescription(msgspec.Struct, frozen=True):
-    """One column of a result: its name and type, and how its values are sent."""
+    """One column of a result: its name, its type, and the format of its values."""
 
     name: str
     type: PgType
@@ -268,63 +276,63 @@ class FieldDescription(msgspec.Struct, frozen=True):
 
 
 def encode_row_description(fields: Sequence[FieldDescription]) -> bytes:
-    """Return RowDescription."""
+    """Encode RowDescription."""
     parts = [_U16.pack(len(fields))]
     for field in fields:
         kind = field.type
-        # The zeros: which column of which table it is, is not told.
+        # The zeros mean that the table and the column of origin are unknown.
         sent = _FIELD.pack(0, 0, kind.oid, kind.size, kind.modifier, field.format)
         parts.append(_text(field.name) + sent)
     return encode_message(b"T", b"".join(parts))
 
 
 def encode_parameter_description(oids: Sequence[int]) -> bytes:
-    """Return ParameterDescription; the count must be that of the statement's parameters."""
+    """Encode ParameterDescription. It must have all parameters of the statement."""
     return encode_message(b"t", struct.pack(f"!H{len(oids)}I", len(oids), *oids))
 
 
 def encode_command_complete(tag: str) -> bytes:
-    """Return CommandComplete: ``SELECT 5``, ``INSERT 0 1``, ``CREATE TABLE``."""
+    """Encode CommandComplete with a tag such as ``SELECT 5``, ``INSERT 0 1``, ``CREATE TABLE``."""
     return encode_message(b"C", _text(tag))
 
 
 def encode_copy_in(*, binary: bool, columns: int) -> bytes:
-    """Return CopyInResponse: the client sends CopyData from here on."""
+    """Encode CopyInResponse. The client sends CopyData from now on."""
     return encode_message(b"G", _copy_head(binary, columns))
 
 
 def encode_copy_out(*, binary: bool, columns: int) -> bytes:
-    """Return CopyOutResponse: CopyData and CopyDone follow."""
+    """Encode CopyOutResponse. CopyData and CopyDone follow."""
     return encode_message(b"H", _copy_head(binary, columns))
 
 
 def _copy_head(binary: bool, columns: int) -> bytes:
-    # Columns have formats of their own here, but PostgreSQL never mixes them.
+    # The protocol has a format for each column, but PostgreSQL never mixes them.
     code = BINARY_FORMAT if binary else TEXT_FORMAT
     return struct.pack(f"!bH{columns}h", code, columns, *[code] * columns)
 
 
 def encode_copy_data(data: bytes) -> bytes:
-    """Return a CopyData message with this body."""
+    """Encode a CopyData message with this body."""
     return encode_message(b"d", data)
 
 
 class ErrorReport(msgspec.Struct, frozen=True):
-    """The fields of an ErrorResponse or a NoticeResponse; empty ones are not sent."""
+    """The fields of an ErrorResponse or a NoticeResponse. Empty fields are not sent."""
 
     sqlstate: str
     message: str
     severity: str = "ERROR"
-    """``ERROR``, ``FATAL``, ``PANIC``; in notices ``WARNING``, ``NOTICE``, ``DEBUG``, ``INFO``,
+    """``ERROR``, ``FATAL`` or ``PANIC``; in notices ``WARNING``, ``NOTICE``, ``DEBUG``, ``INFO`` or
     ``LOG``."""
     hint: str = ""
     position: int = 0
-    """Place in the query's text, in characters, from 1 on; 0: unknown."""
+    """Position in the query text, in characters from 1; 0 if unknown."""
 
 
 _REPORT_FIELDS: Final = (
     ("severity", b"S"),
-    ("severity", b"V"),  # the same again, but never translated
+    ("severity", b"V"),  # the severity again, which is never translated
     ("sqlstate", b"C"),
     ("message", b"M"),
     ("hint", b"H"),
@@ -333,17 +341,17 @@ _REPORT_FIELDS: Final = (
 
 
 def encode_error(report: ErrorReport) -> bytes:
-    """Return ErrorResponse."""
+    """Encode ErrorResponse."""
     return encode_message(b"E", _report(report))
 
 
 def encode_notice(report: ErrorReport) -> bytes:
-    """Return NoticeResponse."""
+    """Encode NoticeResponse."""
     return encode_message(b"N", _report(report))
 
 
 def _report(report: ErrorReport) -> bytes:
-    # Clients rely on severity, SQLSTATE and message: an empty message is sent as well.
+    # Clients rely on severity, SQLSTATE and message, so send even an empty message.
     parts = [
         code + _text(str(value))
         for name, code in _REPORT_FIELDS

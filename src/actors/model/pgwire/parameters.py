@@ -1,8 +1,8 @@
-"""Bound parameters: from the bytes of a Bind to Python values, and to Spark's literals.
+"""Bound parameters: from the bytes of a Bind to Python values, and to Spark literals.
 
-A literal has the parameter's type whatever stands around it, and cannot end early: texts are
-escaped for Spark's parser and for its substitution of variables, negative numbers have parentheses
-(two minus signs would begin a comment).
+A literal has the type of its parameter in any context, and cannot end early. Texts are escaped for
+Spark's parser and for its variable substitution. Negative numbers are in parentheses, because two
+minus signs would start a comment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INTEGER_SUFFIX: Final = {INT2: "S", INT4: ""}
 
 
 def parse_parameter(data: bytes, oid: int, form: int, time_zone: str = "UTC") -> ParameterValue:
-    """Parse a parameter's value in a format. Raises `InvalidClientData`.
+    """Parse the value of a parameter in a format. Raises `InvalidClientData`.
 
     >>> parse_parameter(b"42", 23, 0), parse_parameter(bytes([0, 7]), 21, 1)
     (42, 7)
@@ -44,11 +44,14 @@ def parse_parameter(data: bytes, oid: int, form: int, time_zone: str = "UTC") ->
 def parse_parameters(
     bind: BindPortal, oids: Sequence[int], time_zone: str = "UTC"
 ) -> list[ParameterValue | None]:
-    """Parse all values of a Bind, given the types of its statement's parameters. Raises
-    `RemoteProtocolError` for another count, `InvalidClientData` for a value, which it names."""
+    """Parse all values of a Bind, given the parameter types of its statement.
+
+    Raises `RemoteProtocolError` for a wrong number of values, and `InvalidClientData`, which names
+    the parameter, for an invalid value.
+    """
     if len(bind.parameters) != len(oids):
         raise RemoteProtocolError(
-            f"the Bind has {len(bind.parameters)} parameters, its statement {len(oids)}"
+            f"the Bind has {len(bind.parameters)} parameters, its statement needs {len(oids)}"
         )
     formats = expand_formats(bind.parameter_formats, len(oids), "parameters")
     values: list[ParameterValue | None] = []
@@ -64,8 +67,9 @@ def parse_parameters(
 
 
 def spark_literal(value: ParameterValue | None, oid: int) -> str:
-    """Return a value as Spark SQL, as a literal of the type. Raises `InvalidClientData` for a value
-    or type that Spark has none of.
+    """Write a value as a Spark SQL literal of its type.
+
+    Raises `InvalidClientData` for a value or type that Spark does not have.
 
     >>> spark_literal("it's", 25), spark_literal(-5, 20), spark_literal(None, 20)
     ("'it\\\\'s'", '(-5L)', 'CAST(NULL AS bigint)')
@@ -76,7 +80,8 @@ def spark_literal(value: ParameterValue | None, oid: int) -> str:
         case bool():
             return "TRUE" if value else "FALSE"
         case int():
-            # The suffix keeps the type: a bare 5 would make bigint columns of expressions int.
+            # The suffix keeps the type: with a bare 5, expressions over bigint columns would become
+            # int.
             number = f"{value}{_INTEGER_SUFFIX.get(oid, 'L')}"
             return f"({number})" if value < 0 else number
         case float():
@@ -88,7 +93,7 @@ def spark_literal(value: ParameterValue | None, oid: int) -> str:
         case bytes():
             return f"X'{value.hex().upper()}'"
         case dt.datetime():
-            # With a zone of its own: a literal without one would be read in Spark's zone.
+            # With an explicit zone, because a literal without one would be read in Spark's zone.
             if value.tzinfo is not None:
                 return f"TIMESTAMP '{value.isoformat(' ')}'"
             return f"TIMESTAMP_NTZ '{value.isoformat(' ')}'"
@@ -112,14 +117,14 @@ def _float_literal(value: float, oid: int) -> str:
     if not math.isfinite(value):
         name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         return f"CAST('{name}' AS {kind})"
-    # The digits of eight bytes, for four, too: the shortest text of the largest float would be
-    # beyond the range that Spark's parser checks.
+    # Use the 8-byte digits also for 4-byte floats: the shortest text of the largest float would
+    # exceed the range that Spark's parser checks.
     text = f"{value!r}{suffix}"
     return f"({text})" if math.copysign(1, value) < 0 else text
 
 
 def _decimal_literal(value: Decimal) -> str:
-    # Checked before it is written out: 1e999999 is short only as it stands here.
+    # Check before writing the number out, because 1e999999 has many digits.
     _, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int), "infinities and NaN are refused when parsed"
     whole, scale = max(len(digits) + exponent, 0), max(-exponent, 0)
@@ -131,12 +136,12 @@ def _decimal_literal(value: Decimal) -> str:
     return f"({text})" if value.is_signed() else text
 
 
-# As \0 a NUL would take digits after it for the rest of an octal code.
+# Not as \0, because digits after it would extend the octal code.
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "'": "\\'", "\0": "\\u0000"})
 
 
 def _text_literal(value: str) -> str:
-    # Spark replaces ${name} by a variable's value before it parses, within literals too.
+    # Spark replaces ${name} by the value of a variable before it parses, even within literals.
     escaped = value.translate(_ESCAPES).replace("${", "\\u0024{")
     return f"'{escaped}'"
 
@@ -145,7 +150,7 @@ def _array_literal(values: Sequence[ParameterValue | None], oid: int) -> str:
     element = ELEMENT_OF.get(oid)
     if element is None:
         raise InvalidClientData(f"type {oid} is no array", NOT_SUPPORTED)
-    # Spark cannot tell the type of an empty array.
+    # Spark cannot infer the type of an empty array.
     if not values:
         return f"CAST(array() AS {spark_type(oid)})"
     return f"array({', '.join(spark_literal(each, element) for each in values)})"

@@ -1,4 +1,4 @@
-"""Names and texts as PostgreSQL's SQL writes them."""
+"""Writes names and texts as PostgreSQL's SQL requires."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ user using values varchar variadic verbose when where window with xmlattributes 
 xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize xmltable
 """
 _RESERVED: Final = frozenset(_WORDS.split())
-"""Keywords that are no names without quotes."""
+"""Keywords that must be quoted to be used as names."""
 
 
 def quote_name(name: str) -> str:
-    """Return a name in quotes.
+    """Return a name in double quotes.
 
     >>> print(quote_name('a"b'))
     "a""b"
@@ -35,7 +35,7 @@ def quote_name(name: str) -> str:
 
 
 def quote_identifier(name: str) -> str:
-    """Return a name, in quotes where it needs them, as ``quote_ident`` does.
+    """Return a name, quoted if necessary, like ``quote_ident``.
 
     >>> quote_identifier("orders"), quote_identifier("Orders"), quote_identifier("user")
     ('orders', '"Orders"', '"user"')
@@ -46,7 +46,7 @@ def quote_identifier(name: str) -> str:
 
 
 def quote_text(text: str) -> str:
-    """Return a text as standard SQL writes it, where a backslash is a character as any other.
+    """Write a text as a standard SQL literal, in which a backslash is an ordinary character.
 
     >>> print(quote_text("it's"))
     'it''s'
@@ -56,8 +56,8 @@ def quote_text(text: str) -> str:
 
 
 def quote_literal(text: str) -> str:
-    """Return a text as ``quote_literal`` does: it means the same whatever
-    `standard_conforming_strings` is.
+    """Write a text as a literal like ``quote_literal``: it has the same meaning whatever the value
+    of `standard_conforming_strings`.
 
     >>> print(quote_literal("a\\\\b"))
      E'a\\\\b'
@@ -65,5 +65,5 @@ def quote_literal(text: str) -> str:
     quoted = quote_text(text)
     if "\\" not in quoted:
         return quoted
-    # The blank keeps the E apart from a word before it.
+    # The blank separates the E from a word before it.
     return " E" + quoted.replace("\\", "\\\\")

@@ -1,15 +1,14 @@
-"""Decodes the stream of a COPY in, in text, CSV or binary format, to Arrow batches.
+"""Decodes the stream of a COPY in text, CSV or binary format into Arrow batches.
 
-Theory of operation. Bytes gather until there are enough of them, then all complete rows are decoded
-at once, and the rest waits. In text and CSV one pass finds the few characters that mean something;
-what is decided then (which are escaped or quoted, where fields end) is arithmetic on their places.
-In binary format every place that could begin a row is read as one, and then the rows are those that
-a walk from the first one meets.
+Theory of operation. Bytes are collected until decoding them pays; then all complete rows are
+decoded at a time, and the rest waits. In text and CSV, one pass finds the few characters with a
+meaning. Everything else (which ones are escaped or quoted, where fields end) is arithmetic on their
+positions. In binary format every position that could start a row is parsed as one; the actual rows
+are those on the chain that starts at the first.
 
-Rules. How the stream is cut into pieces changes only where batches end. The memory is bounded by
-`batch_bytes` and the largest row. Errors are `InvalidClientData` and name the line (in binary: the
-row) and the column. The formats are PostgreSQL's, but for the old ends of line: a carriage return
-alone ends none.
+The pieces of the stream only affect where batches end. Memory is bounded by `batch_bytes` and the
+largest row. Errors are `InvalidClientData` and name the line (in binary, the row) and the column.
+The formats are PostgreSQL's, except that a single carriage return does not end a line.
 """
 
 from __future__ import annotations
@@ -39,20 +38,21 @@ from actors.model.pgwire.sqlstate import (
 from actors.model.plan.schema import TableColumn, TableSchema
 
 _LINE, _DELIMITER, _RETURN, _QUOTE, _ESCAPE = 1, 2, 3, 4, 5
-"""Classes of the characters that mean something."""
+"""Classes of the characters that have a meaning."""
 _NEWLINE: Final = ord("\n")
 _NO_PLACES: Final = np.zeros(0, np.int64)
 
 
 class CopyDecoder(Protocol):
-    """Decodes one COPY in."""
+    """Decodes the stream of one COPY."""
 
     def feed(self, data: bytes | memoryview) -> list[pa.RecordBatch]:
-        """Take the next bytes; return the rows that became complete. Raises `InvalidClientData`."""
+        """Add the next bytes and return the rows that are complete now. Raises
+        `InvalidClientData`."""
         ...
 
     def finish(self) -> list[pa.RecordBatch]:
-        """Return the last rows, after CopyDone. Raises `InvalidClientData`."""
+        """Return the last rows after CopyDone. Raises `InvalidClientData`."""
         ...
 
 
@@ -64,8 +64,10 @@ def copy_decoder(
     row_bytes_max: int,
     time_zone: str = "UTC",
 ) -> CopyDecoder:
-    """Return the decoder of a COPY of these columns. Batches hold about `batch_bytes` of the
-    stream; times without a zone are of `time_zone`."""
+    """Return a decoder for a COPY into these columns.
+
+    Batches are made of about `batch_bytes` of the stream. Times without a zone are in `time_zone`.
+    """
     form = form or RowFormat()
     kinds: dict[CopyFormat, type[_StreamDecoder]] = {
         CopyFormat.TEXT: _TextDecoder,
@@ -76,7 +78,7 @@ def copy_decoder(
 
 
 class _StreamDecoder:
-    """Gathers bytes, and has subclasses decode the complete rows among them."""
+    """Collects bytes. Subclasses decode the complete rows among them."""
 
     unit = "line"
 
@@ -95,18 +97,19 @@ class _StreamDecoder:
         self._row_bytes_max = row_bytes_max
         self._time_zone = time_zone
         self._buffer = bytearray()
+        """Bytes that were not decoded yet."""
         self._decode_at = batch_bytes
-        """Size of the buffer from which decoding is worth it."""
+        """Number of buffered bytes from which decoding pays."""
         self._ended = False
-        """True once the stream's own mark of its end came."""
+        """True once the stream's end marker was read."""
         self._done = 0
-        """Lines (rows in binary) before the buffer."""
+        """Number of lines (in binary, rows) decoded so far."""
 
     def feed(self, data: bytes | memoryview) -> list[pa.RecordBatch]:
-        """See `CopyDecoder`."""
+        """Add the next bytes and return the rows that are complete now."""
         batches: list[pa.RecordBatch] = []
         view = memoryview(data)
-        # A large piece is taken in small ones, so that what decoding needs beside stays bounded.
+        # Split a large piece, so that the memory for decoding stays bounded.
         for start in range(0, len(view), self._batch_bytes):
             if self._ended:
                 self._check_after_end(view[start:])
@@ -117,11 +120,11 @@ class _StreamDecoder:
         return batches
 
     def finish(self) -> list[pa.RecordBatch]:
-        """See `CopyDecoder`."""
+        """Return the last rows."""
         raise NotImplementedError
 
     def _check_after_end(self, rest: memoryview) -> None:
-        """Raise `InvalidClientData` if nothing may follow the mark of the end."""
+        """Raise `InvalidClientData` if nothing may follow the end marker."""
 
     def _decode_buffer(self) -> list[pa.RecordBatch]:
         size = len(self._buffer)
@@ -137,16 +140,16 @@ class _StreamDecoder:
                 f"COPY {self.unit} {self._done + 1}: it has more than {self._row_bytes_max} bytes",
                 LIMIT_EXCEEDED,
             )
-        # A row that is longer than a batch is looked at only a few times while it comes.
+        # A row that is longer than a batch is scanned only a few times while it arrives.
         self._decode_at = max(self._batch_bytes, 2 * rest)
         return [batch] if batch is not None and batch.num_rows else []
 
     def _decode(self, data: ByteValues, size: int) -> tuple[int, pa.RecordBatch | None]:
-        """Return (the bytes that complete rows take, those rows)."""
+        """Decode the complete rows. Return the number of bytes that they take, and the rows."""
         raise NotImplementedError
 
     def _check_nulls(self, array: pa.Array, at: int) -> None:
-        """Raise `ColumnError` for a NULL in a column that may have none."""
+        """Raise `ColumnError` for a NULL in a column that is NOT NULL."""
         column = self._columns[at]
         if array.null_count and not column.nullable:
             row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
@@ -161,22 +164,22 @@ class _StreamDecoder:
 
 
 class _LineMarks(msgspec.Struct):
-    """The meaning of characters of some lines, by their places, ascending."""
+    """The characters with a meaning in some lines, as ascending positions."""
 
     ends: Lengths
-    """Delimiters and ends of lines that end a field."""
+    """Delimiters and line ends that end a field."""
     is_line: RowMask
-    """Which of `ends` end a line."""
+    """Mask of those `ends` that end a line."""
     returns: Lengths
-    """Carriage returns that are no part of a value."""
+    """Carriage returns that do not belong to a value."""
     dropped: Lengths = _NO_PLACES
-    """Characters within fields that are no part of a value."""
+    """Characters within fields that do not belong to a value."""
     quotes: Lengths = _NO_PLACES
     escapes: Lengths = _NO_PLACES
-    """Backslashes that give the character after them another meaning."""
+    """Backslashes that change the meaning of the next character."""
 
     def before(self, end: int) -> _LineMarks:
-        """Return the marks before a place."""
+        """Return the marks before a position."""
         count = int(np.searchsorted(self.ends, end))
         cut = [
             places[: int(np.searchsorted(places, end))]
@@ -185,8 +188,10 @@ class _LineMarks(msgspec.Struct):
         return _LineMarks(self.ends[:count], self.is_line[:count], *cut)
 
     def until(self, stop: int) -> tuple[_LineMarks, int]:
-        """Return (the marks before the mark of the stream's end, the end of the last line). What
-        stands before that mark on its line is a line as well."""
+        """Return the marks before the end marker, and the end of the last line.
+
+        The text before the marker on its line is a line as well.
+        """
         marks = self.before(stop)
         lines = marks.ends[marks.is_line]
         end = int(lines[-1]) + 1 if len(lines) else 0
@@ -198,22 +203,22 @@ class _LineMarks(msgspec.Struct):
 
 
 class _LineDecoder(_StreamDecoder):
-    """Decodes lines of fields, as text and CSV both have them."""
+    """Decodes lines of fields, which text and CSV have in common."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._header = self._form.header
-        """True while the line of the columns' names is to come."""
+        """True until the header line was read."""
         self._classes = bytearray(256)
         self._classes[_NEWLINE] = _LINE
         self._classes[ord("\r")] = _RETURN
 
     def finish(self) -> list[pa.RecordBatch]:
-        """See `CopyDecoder`."""
-        # CopyDone without a row is an empty table, not an error.
+        """Return the last rows."""
+        # CopyDone without any row is an empty table, not an error.
         if self._ended or not self._buffer:
             return []
-        # The last line may lack its end.
+        # The last line may lack its line end.
         if self._buffer[-1] != _NEWLINE:
             self._buffer += b"\n"
         batches = self._decode_buffer()
@@ -222,20 +227,20 @@ class _LineDecoder(_StreamDecoder):
         return batches
 
     def _unfinished(self) -> str:
-        """Return what is wrong with a stream that ends within a row."""
+        """Return the error for a stream that ends within a row."""
         raise NotImplementedError
 
     def _marks(self, data: ByteValues, size: int) -> _LineMarks:
-        """Find what the characters mean."""
+        """Find the characters with a meaning."""
         raise NotImplementedError
 
     def _classified(self, data: ByteValues, size: int) -> ByteValues:
-        """Return the class of each character, 0 for those that mean nothing."""
-        # Several times as fast as a lookup by numpy, which widens each byte to an index.
+        """Return the class of each character; 0 for those without a meaning."""
+        # Several times as fast as a lookup in numpy, which widens each byte to an index.
         return np.frombuffer(data[:size].tobytes().translate(self._classes), np.uint8)
 
     def _stop(self, data: ByteValues, marks: _LineMarks, size: int) -> int | None:
-        """Return the place of the mark of the stream's end, if all of it came."""
+        """Return the position of the end marker if it is complete."""
         raise NotImplementedError
 
     def _decode(self, data: ByteValues, size: int) -> tuple[int, pa.RecordBatch | None]:
@@ -263,7 +268,7 @@ class _LineDecoder(_StreamDecoder):
         return (size if self._ended else end), batch
 
     def _check_header(self, line: bytes) -> None:
-        """Raise `InvalidClientData` if the first line has other names than the columns."""
+        """Raise `InvalidClientData` if the header line does not have the names of the columns."""
         names = [column.name for column in self._columns]
         texts = TableSchema(tuple(TableColumn(name, "string") for name in names))
         form = msgspec.structs.replace(self._form, header=False, header_match=False)
@@ -282,7 +287,7 @@ class _LineDecoder(_StreamDecoder):
                 )
 
     def _line_at(self, data: ByteValues, place: int) -> int:
-        """Return the number of the line that has that place."""
+        """Return the number of the line at a position."""
         return self._done + int(np.count_nonzero(data[:place] == _NEWLINE)) + 1
 
     def _batch(self, data: ByteValues, marks: _LineMarks, start: int, end: int) -> pa.RecordBatch:
@@ -290,7 +295,7 @@ class _LineDecoder(_StreamDecoder):
         starts = np.concatenate([[start], marks.ends[:-1] + 1])
         rows, error = self._check_lines(data, marks, starts)
         starts = starts[: rows * count]
-        # A carriage return before an end of line belongs to it.
+        # A carriage return before a line end belongs to it.
         ends = marks.ends - np.isin(marks.ends - 1, marks.returns)
         ends = ends[: rows * count]
         null = self._nulls(data, starts, ends, marks)
@@ -308,7 +313,7 @@ class _LineDecoder(_StreamDecoder):
                 line = self._line_at(data, int(starts[wrong.row * count]))
                 why = f'column "{field.name}": {wrong.error}'
                 error = self._error(line, why, wrong.error.sqlstate)
-                # The first line that is wrong counts: later columns are read up to this one.
+                # Report the first invalid line: later columns are decoded only up to it.
                 rows = wrong.row
                 continue
             arrays.append(array)
@@ -319,7 +324,7 @@ class _LineDecoder(_StreamDecoder):
     def _check_lines(
         self, data: ByteValues, marks: _LineMarks, starts: Lengths
     ) -> tuple[int, InvalidClientData | None]:
-        """Return how many lines have a field for each column, and what is wrong with the next."""
+        """Return how many lines have a field for each column, and the error of the next line."""
         count = len(self._columns)
         last = np.flatnonzero(marks.is_line)
         wrong = np.flatnonzero(last != np.arange(1, len(last) + 1) * count - 1)
@@ -342,19 +347,19 @@ class _LineDecoder(_StreamDecoder):
     def _nulls(
         self, data: ByteValues, starts: Lengths, ends: Lengths, marks: _LineMarks
     ) -> RowMask:
-        """Return which fields stand for NULL: those that are as the option says, byte by byte,
-        before anything is unescaped."""
+        """Return a mask of the fields that are NULL: those that equal the NULL option byte by byte,
+        before unescaping."""
         text = self._form.null
         null: RowMask = ends - starts == len(text)
         for at, byte in enumerate(text):
-            # A short field's bytes would be another's: they are read, but not counted.
+            # Bytes beyond a short field belong to another one: they are read but ignored.
             null &= data[np.minimum(starts + at, len(data) - 1)] == byte
         return null
 
     def _values(
         self, data: ByteValues, starts: Lengths, ends: Lengths, marks: _LineMarks, end: int
     ) -> tuple[ByteValues, Lengths, Lengths]:
-        """Return (data, starts, ends) of the fields' values, without escapes and quotes."""
+        """Return (data, starts, ends) of the values, without escapes and quotes."""
         if not len(marks.dropped):
             return data, starts, ends
         keep = np.ones(end + 1, np.bool_)
@@ -365,7 +370,7 @@ class _LineDecoder(_StreamDecoder):
 
 
 class _TextDecoder(_LineDecoder):
-    """Text: a backslash gives the next character another meaning."""
+    """Decodes the text format, in which a backslash changes the meaning of the next character."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -396,7 +401,8 @@ class _TextDecoder(_LineDecoder):
 
     def _stop(self, data: ByteValues, marks: _LineMarks, size: int) -> int | None:
         found = marks.escapes[data[marks.escapes + 1] == ord(".")]
-        # Anywhere in a line; whether its end follows is checked when the rows before are read.
+        # The marker may be anywhere in a line. Whether a line end follows is checked when the rows
+        # before it are decoded.
         return int(found[0]) if len(found) and _has_mark(data, int(found[0]), size) else None
 
     def _values(
@@ -414,17 +420,17 @@ class _TextDecoder(_LineDecoder):
 
 
 def _has_mark(data: ByteValues, place: int, size: int) -> bool:
-    """Return whether the two characters of a mark at that place came, and what follows them."""
+    """Return whether both characters of a marker, and what follows them, have arrived."""
     return place + 2 + int(data[place + 2] == ord("\r")) < size
 
 
 def _ends_line(data: ByteValues, place: int) -> bool:
-    """Return whether an end of line is at that place."""
+    """Return whether there is a line end at a position."""
     return bool(data[place + (data[place] == ord("\r"))] == _NEWLINE)
 
 
 def _odd_ones(places: Lengths) -> Lengths:
-    """Return every other one, the first included, of each run of neighbouring places."""
+    """Return every other position, starting with the first, of each run of adjacent positions."""
     if not len(places):
         return places
     begins = np.concatenate([[True], np.diff(places) != 1])
@@ -438,14 +444,14 @@ _ESCAPED[list(b"bfnrtv")] = list(b"\b\f\n\r\t\v")
 """Meaning of each character after a backslash."""
 _IS_CODE: Final = np.zeros(256, np.bool_)
 _IS_CODE[list(b"01234567x")] = True
-"""Characters that begin the code of a byte after a backslash: octal or hexadecimal."""
+"""Characters that start a byte code after a backslash: octal or hexadecimal."""
 _OCTAL: Final = frozenset(b"01234567")
 _HEXADECIMAL: Final = frozenset(b"0123456789abcdefABCDEF")
 
 
 def _put_codes(data: ByteValues, escapes: Lengths) -> Lengths:
-    r"""Put the byte that each code (``\101``, ``\x41``) means after its backslash; return the
-    places of the code's other characters."""
+    r"""Replace the backslash of each byte code (``\101``, ``\x41``) by the byte. Return the
+    positions of the other characters of the codes."""
     dropped: list[int] = []
     for place in escapes.tolist():
         is_hex = data[place + 1] == ord("x")
@@ -453,7 +459,7 @@ def _put_codes(data: ByteValues, escapes: Lengths) -> Lengths:
         last = first
         while last < first + most and int(data[last]) in digits:
             last += 1
-        # Without a digit it is the letter x.
+        # Without a hexadecimal digit it is the letter x.
         if last > first:
             code = data[first:last].tobytes()
             data[place + 1] = int(code, 16 if is_hex else 8) & 0xFF
@@ -462,7 +468,7 @@ def _put_codes(data: ByteValues, escapes: Lengths) -> Lengths:
 
 
 class _CsvDecoder(_LineDecoder):
-    """CSV: between quotes all characters stand for themselves."""
+    """Decodes CSV, in which characters between quotes have no special meaning."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -483,11 +489,11 @@ class _CsvDecoder(_LineDecoder):
         is_quote = kinds == _QUOTE
         quotes = places[is_quote]
         if len(quotes):
-            # Outside are the characters with an even number of quotes before them.
+            # Characters outside of quotes have an even number of quotes before them.
             outside = (np.cumsum(is_quote) - is_quote) % 2 == 0
             places, kinds = places[outside], kinds[outside]
         ends = (kinds == _LINE) | (kinds == _DELIMITER)
-        # Two quotes within quotes are one of the value: the first of them, which seems to close.
+        # Two quotes within quotes are one quote of the value. Keep the first, which seems to close.
         kept = np.zeros(len(quotes), np.bool_)
         kept[1:-1:2] = quotes[2::2] == quotes[1:-1:2] + 1
         return _LineMarks(
@@ -499,7 +505,7 @@ class _CsvDecoder(_LineDecoder):
         )
 
     def _stop(self, data: ByteValues, marks: _LineMarks, size: int) -> int | None:
-        # Alone on a line: elsewhere the two characters are a value.
+        # Only alone on a line; elsewhere the two characters are a value.
         starts = np.concatenate([[0], marks.ends[marks.is_line] + 1])
         found = starts[(data[starts] == ord("\\")) & (data[starts + 1] == ord("."))]
         for place in found.tolist():
@@ -510,8 +516,8 @@ class _CsvDecoder(_LineDecoder):
     def _marks_one_by_one(
         self, data: ByteValues, size: int, places: Lengths, kinds: ByteValues
     ) -> _LineMarks:
-        """Find what the characters mean if the escape is another one than the quote: that depends
-        on all characters before."""
+        """Find the characters with a meaning if the escape differs from the quote. Then each
+        character depends on all those before it."""
         special = (self._form.quote[0], self._form.escape[0])
         quoted, skipped = False, -1
         ends: list[int] = []
@@ -547,7 +553,7 @@ class _CsvDecoder(_LineDecoder):
     ) -> RowMask:
         null = super()._nulls(data, starts, ends, marks)
         if len(marks.quotes):
-            # A field with quotes is a value, whatever it looks like.
+            # A quoted field is a value even if it looks like NULL.
             first = np.searchsorted(marks.quotes, starts)
             null &= first == np.searchsorted(marks.quotes, ends)
         return null
@@ -557,22 +563,24 @@ class _CsvDecoder(_LineDecoder):
 
 
 class _BinaryDecoder(_StreamDecoder):
-    """Binary: a header, rows of a count and fields with their lengths, a trailer."""
+    """Decodes the binary format: a header, rows with a field count and fields with lengths, and a
+    trailer."""
 
     unit = "row"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._headed = False
+        """True once the header was read."""
 
     def finish(self) -> list[pa.RecordBatch]:
-        """See `CopyDecoder`."""
+        """Return the last rows."""
         if self._ended:
             return []
         batches = self._decode_buffer()
         if not self._headed:
             raise InvalidClientData("COPY: the stream ends within its header", BAD_COPY_FORMAT)
-        # PostgreSQL takes a stream without a trailer too, but none that ends within a row.
+        # Like PostgreSQL, accept a stream without a trailer, unless it ends within a row.
         if self._buffer:
             raise self._error(self._done + 1, "unexpected end of the stream")
         return batches
@@ -595,7 +603,7 @@ class _BinaryDecoder(_StreamDecoder):
         return self._check_rest(data, end, size), batch
 
     def _header_bytes(self, data: ByteValues, size: int) -> int:
-        """Return the bytes of the stream's header; 0: they did not all come yet."""
+        """Return the size of the stream's header; 0 if it is incomplete."""
         head = data[: min(size, 19)].tobytes()
         if head[:11] != BINARY_SIGNATURE[: len(head)]:
             raise InvalidClientData("COPY file signature not recognized", BAD_COPY_FORMAT)
@@ -622,7 +630,7 @@ class _BinaryDecoder(_StreamDecoder):
             except ColumnError as wrong:
                 why = f'column "{field.name}": {wrong.error}'
                 error = self._error(self._done + 1 + wrong.row, why, wrong.error.sqlstate)
-                # The first row that is wrong counts: later columns are read up to this one.
+                # Report the first invalid row: later columns are decoded only up to it.
                 rows = wrong.row
                 continue
             arrays.append(array)
@@ -631,8 +639,10 @@ class _BinaryDecoder(_StreamDecoder):
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _check_rest(self, data: ByteValues, end: int, size: int) -> int:
-        """Return where the rows end, after a look at what follows: a part of a row, or the trailer.
-        Raises `InvalidClientData` for anything else."""
+        """Return where the rows end, after checking that an incomplete row or the trailer follows.
+
+        Raises `InvalidClientData` for anything else.
+        """
         if size - end < 2:
             return end
         count = int.from_bytes(data[end : end + 2].tobytes(), "big", signed=True)
@@ -658,11 +668,12 @@ class _BinaryDecoder(_StreamDecoder):
 def _walk_rows(
     data: ByteValues, start: int, size: int, count: int
 ) -> tuple[list[Lengths], list[Lengths], int]:
-    """Return (places of each column's values, their lengths, the end of the last complete row)."""
+    """Return (positions of each column's values, their lengths, the end of the last complete
+    row)."""
     window = np.ndarray((max(size - start - 1, 0),), ">i2", data, offset=start, strides=(1,))
     found = np.flatnonzero(window == count) + start
-    # So many bytes hold no more rows than this. Data that is full of what looks like a row is
-    # walked row by row: the work stays in proportion to the bytes.
+    # The bytes cannot contain more rows than this. If too many positions look like a row, walk row
+    # by row, so that the work stays proportional to the bytes.
     if len(found) > 4 * ((size - start) // (2 + 4 * count) + 1):
         found = np.array(_rows_in_turn(data, start, size, count), np.int64)
     places: list[Lengths] = []
@@ -682,10 +693,11 @@ def _walk_rows(
 
 
 def _chained(starts: Lengths, ends: Lengths, start: int) -> tuple[Lengths, int]:
-    """Return (which of the candidates follow each other from `start` on, the end of the last)."""
+    """Return which of the candidates form a chain from `start`, and the end of the last one."""
     if len(starts) and int(starts[0]) == start and bool((starts[1:] == ends[:-1]).all()):
         return np.arange(len(starts)), int(ends[-1])
-    # Values can hold what looks like a row, so that only a walk from the first tells.
+    # Values can contain what looks like a row, so only following the rows from the first one is
+    # reliable.
     steps = zip(range(len(starts)), ends.tolist(), strict=True)
     following = dict(zip(starts.tolist(), steps, strict=True))
     rows: list[int] = []
@@ -696,7 +708,7 @@ def _chained(starts: Lengths, ends: Lengths, start: int) -> tuple[Lengths, int]:
 
 
 def _rows_in_turn(data: ByteValues, start: int, size: int, count: int) -> list[int]:
-    """Return where complete rows begin, found one after the other."""
+    """Return the positions of complete rows, found one after the other."""
     raw = data[:size].tobytes()
     starts: list[int] = []
     while size - start >= 2 and int.from_bytes(raw[start : start + 2], "big") == count:

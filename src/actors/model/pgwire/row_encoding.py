@@ -1,9 +1,9 @@
-"""Encodes Arrow batches as DataRow messages, and as the CopyData messages of a COPY out.
+"""Encodes Arrow batches as DataRow messages, and as the CopyData messages of a COPY.
 
-A batch is encoded at once: all its rows lie in one buffer, one message a row, with the places where
-they end. So the caller should cut a large result into batches of a size that a slow reader may
-hold in memory. A few rows of plain types are encoded value by value, to the same bytes: kernels of
-Arrow do not repay their cost there.
+A batch is encoded as a whole: all its rows are in one buffer, one message per row, with the
+positions where they end. So the caller should cut a large result into batches of a size that may
+stay in memory for a slow reader. A few rows of plain types are encoded value by value into the same
+bytes, because Arrow kernels do not pay for so few.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from actors.model.pgwire.value_encoding import encode_binary, encode_text
 from actors.runtime.errors import InvalidUsage
 
 ROW_BYTES_MAX: Final = 2**30 - 1
-"""Most bytes of one row: PostgreSQL's limit."""
+"""Largest row in bytes, which is PostgreSQL's limit."""
 _LARGE_BINARY: Final = pa.large_binary()
 _TEXT_ESCAPES: Final = {
     b"\\": b"\\\\",
@@ -45,15 +45,15 @@ _TEXT_ESCAPES: Final = {
     b"\t": b"\\t",
     b"\v": b"\\v",
 }
-"""Escapes of COPY's text format; the backslash first, as it is in the others."""
+"""Escapes of COPY's text format. The backslash comes first, because the others contain it."""
 
 
 _PLAIN: Final = frozenset(b"0123456789+-.: eftnIiyNaBC")
-"""Characters of numbers, booleans, dates and times as text."""
+"""Characters that occur in numbers, Booleans, dates and times as text."""
 
 
 class EncodedRows(msgspec.Struct):
-    """The messages of consecutive rows: row i is ``data[offsets[i]:offsets[i + 1]]``."""
+    """The messages of consecutive rows. Row i is ``data[offsets[i]:offsets[i + 1]]``."""
 
     data: memoryview
     offsets: Lengths
@@ -62,17 +62,17 @@ class EncodedRows(msgspec.Struct):
         return len(self.offsets) - 1
 
     def rows(self, start: int, stop: int) -> memoryview:
-        """Return the messages of some of the rows."""
+        """Return the messages of rows `start` to `stop`."""
         return self.data[int(self.offsets[start]) : int(self.offsets[stop])]
 
     def pieces(self, bytes_max: int) -> Iterator[memoryview]:
-        """Yield all messages in pieces of whole rows, each of at most so many bytes unless it is
-        one row."""
+        """Yield all messages in pieces of complete rows, each of at most `bytes_max` bytes unless a
+        single row is larger."""
         start, count = 0, len(self)
         while start < count:
             limit = int(self.offsets[start]) + bytes_max
             stop = int(np.searchsorted(self.offsets, limit, side="right")) - 1
-            # A row that is larger than a piece goes alone.
+            # A row that is larger than a piece is sent alone.
             stop = max(stop, start + 1)
             yield self.rows(start, stop)
             start = stop
@@ -83,16 +83,18 @@ def _encoded(rows: pa.Array) -> EncodedRows:
 
 
 def _message_lengths(sizes: Any, count: int) -> Any:
-    """Return the lengths that messages announce, given the bytes of their bodies. Raises
-    `InvalidUsage`."""
+    """Return the length field of each message, given the sizes of the bodies.
+
+    Raises `InvalidUsage` if a row is too large.
+    """
     lengths = np.broadcast_to(np.asarray(sizes), (count,)) + 4
     if count and int(lengths.max()) > ROW_BYTES_MAX:
-        raise InvalidUsage(f"a row of {int(lengths.max())} bytes: at most {ROW_BYTES_MAX}")
+        raise InvalidUsage(f"row too large: {int(lengths.max())} bytes (limit {ROW_BYTES_MAX})")
     return lengths
 
 
 def _join_fields(kind: bytes, columns: Sequence[EncodedValues], count: int) -> pa.Array:
-    """Return messages that hold a count of fields and the fields."""
+    """Build messages from the number of fields and the fields."""
     sizes: Any = 2 + 4 * len(columns)
     for values in columns:
         sizes = sizes + field_lengths(values)
@@ -106,17 +108,17 @@ def _join_fields(kind: bytes, columns: Sequence[EncodedValues], count: int) -> p
 
 
 class RowEncoder:
-    """Encodes the rows of one result: `formats` has one format for each column."""
+    """Encodes the rows of one result. `formats` has one format for each column."""
 
     def __init__(self, formats: Sequence[int], time_zone: str = "UTC") -> None:
         self._formats = tuple(formats)
         self._time_zone = time_zone
 
     def encode(self, batch: pa.RecordBatch) -> EncodedRows:
-        """Return a batch's rows as DataRow messages. Raises `InvalidUsage` for a value that cannot
-        be sent."""
+        """Encode a batch as DataRow messages. Raises `InvalidUsage` for a value that cannot be
+        sent."""
         if len(self._formats) != batch.num_columns:
-            raise InvalidUsage(f"{len(self._formats)} formats, {batch.num_columns} columns")
+            raise InvalidUsage(f"{len(self._formats)} formats for {batch.num_columns} columns")
         few = encode_few(batch, self._formats)
         if few is not None:
             return few
@@ -130,7 +132,8 @@ class RowEncoder:
 # -- a few rows --------------------------------------------------------------------------------
 
 FEW_ROWS_MAX: Final = 16
-"""One row takes 6 us so, and 380 us by columns (2026-11, four plain columns); 16: 74 and 670."""
+"""Up to this many rows are encoded value by value. One row takes 6 µs that way and 380 µs by
+columns; 16 rows take 74 and 670 µs (four plain columns, November 2026)."""
 _U32: Final = struct.Struct("!I")
 _NULL: Final = b"\xff\xff\xff\xff"
 _WHOLE: Final = {
@@ -140,12 +143,13 @@ _WHOLE: Final = {
 }
 _DOUBLE: Final = struct.Struct("!d")
 _DOUBLES: Final = 1e-4, 1e15
-"""Absolute values between which the shortest text of a double has no exponent."""
+"""Range of absolute values in which the shortest text of a double has no exponent."""
 
 
 def encode_few(batch: pa.RecordBatch, formats: Sequence[int]) -> EncodedRows | None:
-    """Return a batch's rows as DataRow messages; None if they are many, or if a type or a value
-    needs more care.
+    """Encode a batch of a few rows as DataRow messages.
+
+    Returns None if there are too many rows, or if a type or value needs more care.
 
     >>> found = encode_few(pa.RecordBatch.from_pydict({"a": [1, None]}), (0,))
     >>> found.offsets.tolist(), bytes(found.rows(0, 1))[5:]
@@ -163,7 +167,7 @@ def encode_few(batch: pa.RecordBatch, formats: Sequence[int]) -> EncodedRows | N
     rows = []
     for cells in zip(*columns, strict=True):
         body = count + b"".join(cells)
-        # The way by columns refuses it, with its size.
+        # The encoding by columns refuses it and reports its size.
         if len(body) + 4 > ROW_BYTES_MAX:
             return None
         rows.append(b"D" + _U32.pack(len(body) + 4) + body)
@@ -172,8 +176,8 @@ def encode_few(batch: pa.RecordBatch, formats: Sequence[int]) -> EncodedRows | N
 
 
 def _few_fields(column: pa.Array, kind: pa.DataType, *, binary: bool) -> list[bytes] | None:
-    """Return each value with its length before it; None where this is not the place for it."""
-    # Python's values: a few of them cost less than one call of a kernel.
+    """Return each value with its length in front; None if the column must be encoded otherwise."""
+    # Python values: for a few of them that costs less than a single kernel call.
     found = []
     for value in column.to_pylist():
         data = b"" if value is None else _few_value(value, kind, binary=binary)
@@ -199,17 +203,18 @@ def _few_value(value: Any, kind: pa.DataType, *, binary: bool) -> bytes | None:
         if binary:
             return _DOUBLE.pack(value)
         low, high = _DOUBLES
-        # With an exponent, and for NaN and infinities, PostgreSQL has rules of its own.
+        # For exponents, NaN and infinities PostgreSQL has rules of its own.
         if low <= abs(value) < high:
             return repr(value).removesuffix(".0").encode()
     return None
 
 
-# -- COPY out ----------------------------------------------------------------------------------
+# -- COPY to the client ------------------------------------------------------------------------
 
 
 class CopyEncoder:
-    """Encodes one COPY out: send what `begin`, `encode` for each batch, and `finish` return."""
+    """Encodes one COPY to a client: send the results of `begin`, of `encode` for each batch, and of
+    `finish`."""
 
     def __init__(
         self, names: Sequence[str], form: RowFormat | None = None, time_zone: str = "UTC"
@@ -221,11 +226,11 @@ class CopyEncoder:
         """True once the header of the binary format was sent."""
         special = self._form.delimiter + self._form.quote + self._form.escape
         null = self._form.null
-        # A NULL of such characters alone could be some number's text.
+        # A NULL that consists only of such characters could be the text of a number.
         self._is_plain = not _PLAIN & set(special) and (not null or not set(null) <= _PLAIN)
 
     def begin(self) -> bytes:
-        """Return the line with the columns' names, if the format has one."""
+        """Return the line with the column names, if the format has one."""
         if not self._form.header or self._form.kind is CopyFormat.BINARY:
             return b""
         cells = (pa.array([name.encode()], _LARGE_BINARY) for name in self._names)
@@ -233,7 +238,7 @@ class CopyEncoder:
         return encode_copy_data(self._form.delimiter.join(w[0].as_py() for w in words) + b"\n")
 
     def encode(self, batch: pa.RecordBatch) -> EncodedRows:
-        """Return a batch's rows, one CopyData message a row. Raises `InvalidUsage` for a value that
+        """Encode a batch, one CopyData message per row. Raises `InvalidUsage` for a value that
         cannot be sent."""
         if self._form.kind is not CopyFormat.BINARY:
             return self._encode_lines(batch)
@@ -242,14 +247,14 @@ class CopyEncoder:
         if self._headed or not len(rows):
             return rows
         self._headed = True
-        # ADBC finds the header only within the first row's message.
+        # ADBC finds the header only within the message of the first row.
         first = encode_copy_data(BINARY_HEADER + bytes(rows.rows(0, 1)[5:]))
         offsets = rows.offsets + len(BINARY_HEADER)
         offsets[0] = 0
         return EncodedRows(memoryview(first + bytes(rows.rows(1, len(rows)))), offsets)
 
     def finish(self) -> bytes:
-        """Return what comes after the last row, before CopyDone."""
+        """Return what follows the last row, before CopyDone."""
         if self._form.kind is not CopyFormat.BINARY:
             return b""
         head = b"" if self._headed else BINARY_HEADER
@@ -259,7 +264,7 @@ class CopyEncoder:
         cells = [self._cells(column) for column in batch.columns]
         null = self._form.null
         filled = [cell.fill_null(null) if cell.null_count else cell for cell in cells]
-        # Each delimiter has a byte, and so has the end of the line: as many as cells, at least one.
+        # Each delimiter and the line end take one byte: as many as cells, at least one.
         sizes: Any = max(len(filled), 1)
         for cell in filled:
             sizes = sizes + value_lengths(cell)
@@ -274,17 +279,17 @@ class CopyEncoder:
         return _encoded(joiner.finish())
 
     def _cells(self, column: pa.Array) -> pa.Array:
-        """Return a column as lines have it."""
+        """Return the cells of a column as lines contain them."""
         cells = as_variable(encode_text(column, self._time_zone))
         return cells if self._is_plain and _is_plain(column.type) else self._escaped(cells)
 
     def _escaped(self, cells: pa.Array) -> pa.Array:
-        """Return texts as lines have them, NULLs as they are."""
+        """Escape texts; NULLs stay NULLs."""
         if self._form.kind is CopyFormat.CSV:
             return self._quoted(cells)
         delimiter = self._form.delimiter
         escapes = {**_TEXT_ESCAPES, delimiter: _TEXT_ESCAPES.get(delimiter, b"\\" + delimiter)}
-        # Few texts have any such character, so that looking first is worth it.
+        # Few texts contain such a character, so checking first pays.
         found = _bytes_among(cells, b"".join(escapes))
         for character, text in escapes.items():
             if character in found:
@@ -294,7 +299,7 @@ class CopyEncoder:
     def _quoted(self, cells: pa.Array) -> pa.Array:
         form = self._form
         found = _bytes_among(cells, form.delimiter + form.quote + form.escape + b"\n\r")
-        # A text that looks like NULL must have quotes, and so must the mark of the end.
+        # A text that looks like NULL or like the end marker must be quoted.
         must = pc.equal(cells, pa.scalar(form.null, _LARGE_BINARY))
         if len(self._names) == 1:
             must = pc.or_(must, pc.equal(cells, pa.scalar(b"\\.", _LARGE_BINARY)))
@@ -317,16 +322,16 @@ def _bytes_among(cells: pa.Array, characters: bytes) -> frozenset[bytes]:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Return whether texts of a type have `_PLAIN` characters alone, and at least one of them."""
+    """Return whether texts of a type consist only of `_PLAIN` characters, at least one of them."""
     return bool(
         pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)
     ) and not pa.types.is_duration(kind)
 
 
 def cut_batches(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in slices of about so many bytes, each of one row at least."""
+    """Yield a batch in slices of about `bytes_max` bytes, each with at least one row."""
     rows = batch.num_rows
-    # By the average: rows of a batch are seldom so unlike that it matters.
+    # By the average size, because the sizes of rows in a batch seldom differ much.
     step = max(1, rows if batch.nbytes <= bytes_max else rows * bytes_max // batch.nbytes)
     for start in range(0, rows, step):
         yield batch.slice(start, step)

@@ -1,9 +1,9 @@
-"""SCRAM-SHA-256, the server's side, without channel binding. Pure.
+"""The server side of SCRAM-SHA-256, without channel binding. Pure.
 
-A server keeps no password but a verifier, in PostgreSQL's form:
-``SCRAM-SHA-256$4096:salt$StoredKey:ServerKey``. `ScramExchange` checks a client's proof against it.
-For a user that does not exist it is given a `mock_verifier`, so that the answers tell nobody
-whether there is such a user.
+The server stores no passwords, only verifiers in PostgreSQL's form:
+``SCRAM-SHA-256$4096:salt$StoredKey:ServerKey``. `ScramExchange` checks a client's proof against a
+verifier. For an unknown user it gets a `mock_verifier`, so that the answers do not reveal whether
+the user exists.
 
 Source: RFC 5802, RFC 7677, RFC 4013 (SASLprep); PostgreSQL's auth-scram.c.
 """
@@ -33,11 +33,12 @@ _KEY_BYTES: Final = 32
 _ITERATIONS_MAX: Final = 10_000_000
 _NO_LENGTH: Final = 0xFFFF_FFFF
 _PRINTABLE: Final = re.compile(r"[\x21-\x2b\x2d-\x7e]{1,1024}")
-"""Characters that a nonce may have: all but the comma."""
+"""Characters allowed in a nonce: all printable ones except the comma."""
 
 
 class ScramVerifier(msgspec.Struct, frozen=True):
-    """Keys that a server keeps instead of a password: they check proofs, and make none."""
+    """Keys that the server stores instead of a password. They can verify proofs but not create
+    them."""
 
     iterations: int
     salt: bytes
@@ -45,7 +46,7 @@ class ScramVerifier(msgspec.Struct, frozen=True):
     server_key: bytes
 
     def text(self) -> str:
-        """Return PostgreSQL's form."""
+        """Return the verifier in PostgreSQL's form."""
         salt, stored, server = map(_base64, (self.salt, self.stored_key, self.server_key))
         return f"{MECHANISM}${self.iterations}:{salt}${stored}:{server}"
 
@@ -59,17 +60,20 @@ def _hmac(key: bytes, data: bytes) -> bytes:
 
 
 def make_verifier(password: str, salt: bytes, iterations: int = ITERATIONS) -> ScramVerifier:
-    """Return the verifier of a password; `salt` is `SALT_BYTES` of good randomness. Slow on
-    purpose: some milliseconds."""
+    """Derive the verifier of a password. `salt` is `SALT_BYTES` of cryptographic randomness. Takes
+    some milliseconds on purpose."""
     salted = hashlib.pbkdf2_hmac("sha256", prepare_password(password), salt, iterations)
     stored_key = hashlib.sha256(_hmac(salted, b"Client Key")).digest()
     return ScramVerifier(iterations, salt, stored_key, _hmac(salted, b"Server Key"))
 
 
 def mock_verifier(user: str, secret: bytes) -> ScramVerifier:
-    """Return a verifier that no password fits: always the same one for a user, as a real one would
-    be. `secret` must stay on the server, and the same across its starts."""
-    # Drawn anew for each attempt, the salt would show that there is no such user.
+    """Return a verifier that matches no password. It is always the same for a user, as a real one
+    would be.
+
+    `secret` must stay on the server and must not change between its starts.
+    """
+    # A new salt for each attempt would reveal that the user does not exist.
     seed = _hmac(secret, user.encode(errors="replace"))
     return ScramVerifier(
         ITERATIONS, seed[:SALT_BYTES], _hmac(seed, b"stored key"), _hmac(seed, b"server key")
@@ -77,7 +81,8 @@ def mock_verifier(user: str, secret: bytes) -> ScramVerifier:
 
 
 def parse_verifier(text: str) -> ScramVerifier:
-    """Parse PostgreSQL's form. Raises `InvalidUsage`, whose text does not hold the verifier.
+    """Parse a verifier in PostgreSQL's form. Raises `InvalidUsage`, whose text does not contain the
+    verifier.
 
     >>> parse_verifier(make_verifier("secret", bytes(16)).text()).iterations
     4096
@@ -88,27 +93,27 @@ def parse_verifier(text: str) -> ScramVerifier:
         stored, server = keys.split(":")
         made = ScramVerifier(int(iterations), _bytes(salt), _bytes(stored), _bytes(server))
     except ValueError:
-        # The text is not shown: whoever reads a log could try passwords against it.
+        # Do not show the text: with it, whoever reads the log could try passwords.
         raise InvalidUsage(
-            "no SCRAM verifier: it should look like SCRAM-SHA-256$4096:salt$StoredKey:ServerKey"
+            "invalid SCRAM verifier: expected SCRAM-SHA-256$4096:salt$StoredKey:ServerKey"
         ) from None
     keys_fit = len(made.stored_key) == len(made.server_key) == _KEY_BYTES
     if mechanism != MECHANISM or not keys_fit or not 0 < made.iterations <= _ITERATIONS_MAX:
-        raise InvalidUsage("a SCRAM verifier of another mechanism, or with keys of another length")
+        raise InvalidUsage("invalid SCRAM verifier: wrong mechanism or length of keys")
     return made
 
 
 def _bytes(text: str) -> bytes:
     try:
-        # Without `validate`, characters of no base64 would be skipped: many texts for one value.
+        # Without `validate`, invalid characters would be skipped, so a value would have many texts.
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ValueError(str(error)) from None
 
 
 def prepare_password(password: str) -> bytes:
-    """Return the bytes of a password by SASLprep; those of the text as it is where SASLprep forbids
-    it, as PostgreSQL does.
+    """Prepare a password with SASLprep and return its bytes. Like PostgreSQL, use the text
+    unchanged if SASLprep forbids it.
 
     >>> prepare_password("\\u2168"), prepare_password("a\\u00adb")
     (b'IX', b'ab')
@@ -122,7 +127,7 @@ def prepare_password(password: str) -> bytes:
     text = unicodedata.normalize("NFKC", mapped)
     if not text or any(_is_prohibited(char) for char in text):
         return raw
-    # Text from right to left must be so at both ends, and hold nothing from left to right.
+    # Right-to-left text must start and end with such characters and contain no left-to-right ones.
     if any(map(stringprep.in_table_d1, text)) and (
         any(map(stringprep.in_table_d2, text))
         or not stringprep.in_table_d1(text[0])
@@ -149,7 +154,7 @@ def _is_prohibited(char: str) -> bool:
 
 
 class SaslInitial(msgspec.Struct, frozen=True):
-    """A client's choice of a mechanism, and its first message."""
+    """A client's choice of a mechanism, with its first message."""
 
     mechanism: str
     data: bytes
@@ -159,53 +164,57 @@ def parse_sasl_initial(body: bytes) -> SaslInitial:
     """Parse the body of a SASLInitialResponse. Raises `MalformedFrame`."""
     name, nul, rest = body.partition(b"\0")
     if not nul or len(rest) < 4 or not name.isascii():
-        raise MalformedFrame("a SASLInitialResponse that is too short")
+        raise MalformedFrame("invalid SASLInitialResponse: too short")
     (length,) = struct.unpack_from("!I", rest)
     data = rest[4:]
     if length != len(data) and not (length == _NO_LENGTH and not data):
-        raise MalformedFrame(f"a SASLInitialResponse of {length} bytes holds {len(data)}")
+        raise MalformedFrame(f"invalid SASLInitialResponse: {len(data)} bytes instead of {length}")
     return SaslInitial(name.decode(), data)
 
 
 class ScramExchange:
-    """One client's proof: pass its first message to `first`, its second to `final`.
+    """Verifies one client's proof: pass its first message to `first` and its second to `final`.
 
-    The proof must fit one of the verifiers, which have one salt and one number of iterations.
-    `nonce` is the server's part: `NONCE_BYTES` of good randomness. Both methods raise
-    `MalformedFrame` for what is no message of the mechanism, and `AuthenticationFailed`.
+    The proof must match one of the verifiers, which must have the same salt and number of
+    iterations. `nonce` is the server's part of the nonce: `NONCE_BYTES` of cryptographic
+    randomness. Both methods raise `MalformedFrame` for an invalid message, and
+    `AuthenticationFailed`.
     """
 
     def __init__(self, verifiers: Sequence[ScramVerifier], nonce: bytes) -> None:
         self._verifiers = verifiers
         self._nonce = _base64(nonce)
+        """The server's nonce; after `first`, with the client's nonce in front."""
         self._binding = ""
+        """The expected value of the attribute c, set by `first`."""
         self._signed = b""
-        """Messages that both sides sign, up to the client's last one."""
+        """The signed messages so far, without the client's last one."""
 
     def first(self, data: bytes) -> bytes:
-        """Return the challenge to a client's first message."""
+        """Return the challenge that answers a client's first message."""
         text = _ascii_or_utf8(data)
         flag, _, rest = text.partition(",")
         if flag.startswith("p="):
             raise AuthenticationFailed("channel binding was not offered")
-        # y: the client could bind a channel and saw no offer of it, which is true.
+        # y: the client supports channel binding and saw that the server does not offer it, which is
+        # true.
         if flag not in ("n", "y"):
-            raise MalformedFrame("a SCRAM message without a flag of channel binding")
+            raise MalformedFrame("invalid SCRAM message: no channel binding flag")
         authorized, comma, bare = rest.partition(",")
         if not comma:
-            raise MalformedFrame("a SCRAM message that ends within its header")
+            raise MalformedFrame("invalid SCRAM message: incomplete header")
         if authorized:
-            raise AuthenticationFailed("a SCRAM message that asks for another user's rights")
+            raise AuthenticationFailed("SCRAM authorization as another user is not supported")
         self._binding = _base64(f"{flag},,".encode())
         if bare.startswith("m="):
-            raise MalformedFrame("a SCRAM message with an extension that is not known")
-        # The user's name is ignored: libpq leaves it empty, as the startup packet has it.
+            raise MalformedFrame("invalid SCRAM message: unknown extension")
+        # The user name is ignored; libpq leaves it empty, because the startup packet has it.
         attributes = bare.split(",")
         if len(attributes) < 2 or not attributes[0].startswith("n="):
-            raise MalformedFrame("a SCRAM message without a user's name")
+            raise MalformedFrame("invalid SCRAM message: no user name")
         nonce = _attribute(attributes[1], "r")
         if _PRINTABLE.fullmatch(nonce) is None:
-            raise MalformedFrame("a SCRAM message whose nonce has other characters than it may")
+            raise MalformedFrame("invalid SCRAM message: invalid character in the nonce")
         self._nonce = nonce + self._nonce
         salt, iterations = _base64(self._verifiers[0].salt), self._verifiers[0].iterations
         challenge = f"r={self._nonce},s={salt},i={iterations}"
@@ -213,26 +222,26 @@ class ScramExchange:
         return challenge.encode()
 
     def final(self, data: bytes) -> bytes:
-        """Return the server's own proof for a client whose proof is right."""
+        """Return the server's own proof if the client's proof is right."""
         text = _ascii_or_utf8(data)
         # The proof is the last attribute, and the only one that is not signed.
         unproved, _, proof_text = text.rpartition(",p=")
         attributes = unproved.split(",")
         if len(attributes) < 2:
-            raise MalformedFrame("a SCRAM message without a nonce or a proof")
+            raise MalformedFrame("invalid SCRAM message: no nonce or proof")
         if _attribute(attributes[0], "c") != self._binding:
-            raise AuthenticationFailed("a SCRAM message with another channel binding than before")
+            raise AuthenticationFailed("SCRAM channel binding differs from the first message")
         nonce = _attribute(attributes[1], "r")
         if not hmac.compare_digest(nonce.encode(), self._nonce.encode()):
-            raise AuthenticationFailed("a SCRAM message with another nonce than the challenge's")
+            raise AuthenticationFailed("SCRAM nonce differs from the challenge")
         try:
             proof = _bytes(proof_text)
         except ValueError:
-            raise MalformedFrame("a SCRAM message whose proof is no base64") from None
+            raise MalformedFrame("invalid SCRAM message: the proof is not base64") from None
         if len(proof) != _KEY_BYTES:
-            raise MalformedFrame(f"a SCRAM message with a proof of {len(proof)} bytes")
+            raise MalformedFrame(f"invalid SCRAM message: a proof of {len(proof)} bytes")
         signed = self._signed + b"," + unproved.encode()
-        # All are tried, each in constant time: the time taken must not tell how much was right.
+        # Try all verifiers, each in constant time, so that the duration reveals nothing.
         fitting = [each for each in self._verifiers if _fits(proof, signed, each.stored_key)]
         if not fitting:
             raise AuthenticationFailed("password authentication failed")
@@ -240,14 +249,14 @@ class ScramExchange:
 
 
 def _fits(proof: bytes, signed: bytes, stored_key: bytes) -> bool:
-    """Return whether a client's proof is of the password that has this key."""
+    """Return whether a client's proof was made with the password of this key."""
     signature = _hmac(stored_key, signed)
     client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
     return hmac.compare_digest(hashlib.sha256(client_key).digest(), stored_key)
 
 
 def check_password(password: str, verifier: ScramVerifier) -> bool:
-    """Return whether a password that was sent in the clear fits a verifier. Slow on purpose."""
+    """Return whether a password sent in clear text matches a verifier. Slow on purpose."""
     made = make_verifier(password, verifier.salt, verifier.iterations)
     return hmac.compare_digest(made.stored_key, verifier.stored_key)
 
@@ -256,11 +265,11 @@ def _ascii_or_utf8(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise MalformedFrame("a SCRAM message that is no UTF-8") from None
+        raise MalformedFrame("invalid SCRAM message: not UTF-8") from None
 
 
 def _attribute(text: str, name: str) -> str:
-    """Return the value of ``name=value``."""
+    """Return the value in ``name=value``."""
     if not text.startswith(f"{name}="):
-        raise MalformedFrame(f"a SCRAM message without the attribute {name}")
+        raise MalformedFrame(f"invalid SCRAM message: no attribute {name}")
     return text[2:]

@@ -1,7 +1,7 @@
-"""Time zones that a session may be in, as PostgreSQL's ``SET TIME ZONE`` reads them. Pure.
+"""The time zones of a session, as PostgreSQL's ``SET TIME ZONE`` accepts them. Pure.
 
-A number counts hours east of UTC. An offset in text has POSIX's sign, which is the other way round:
-``-05:30`` is east. Names are of the IANA database, in any case.
+A number counts hours east of UTC. An offset in a text has the sign of POSIX, which is reversed:
+``-05:30`` is east of UTC. Names are those of the IANA database, in any case.
 
 >>> parse_session_zone("europe/rome"), parse_session_zone("5.5")
 (SessionZone(shown='Europe/Rome', name='Europe/Rome'), SessionZone(shown='<+05:30>-05:30', \
@@ -36,7 +36,7 @@ _INTERVAL: Final = re.compile(
     re.IGNORECASE,
 )
 _MINUTES_MAX: Final = 18 * 60
-"""Spark knows no offset beyond 18 hours."""
+"""Largest offset that Spark supports: 18 hours."""
 _NOT_OF_SPARK: Final = frozenset({"factory", "localtime", "roc"})
 """Names that the JVM's database lacks."""
 
@@ -44,8 +44,8 @@ _NOT_OF_SPARK: Final = frozenset({"factory", "localtime", "roc"})
 class SessionZone(msgspec.Struct, frozen=True):
     """A session's time zone.
 
-    `shown`: as ``SHOW TimeZone`` has it. `name`: as `time_text.time_zone` and Spark read it, a name
-    or an offset with the sign of ISO 8601.
+    `shown` is the form that ``SHOW TimeZone`` displays. `name` is the form for
+    `time_text.time_zone` and Spark: a name, or an offset with the sign of ISO 8601.
     """
 
     shown: str
@@ -59,7 +59,7 @@ def _zones() -> Mapping[str, str]:
 
 @lru_cache(maxsize=256)
 def parse_session_zone(text: str) -> SessionZone:
-    """Return the zone of a text. Raises `InvalidUsage`."""
+    """Parse a PostgreSQL time zone. Raises `InvalidUsage`."""
     if (hours := _HOURS.fullmatch(text)) is not None:
         return _of_minutes(text, round(float(hours[1]) * 60))
     if (interval := _INTERVAL.fullmatch(text)) is not None:
@@ -75,8 +75,7 @@ def parse_session_zone(text: str) -> SessionZone:
 
 
 def parse_spark_zone(text: str) -> SessionZone:
-    """Return the zone of a text of Spark's, whose offsets have the sign of ISO 8601. Raises
-    `InvalidUsage`.
+    """Parse a Spark time zone, whose offsets have the sign of ISO 8601. Raises `InvalidUsage`.
 
     >>> parse_spark_zone("+05:30").name
     '+05:30'
@@ -86,7 +85,8 @@ def parse_spark_zone(text: str) -> SessionZone:
 
 
 def _posix_name(text: str) -> str:
-    """Return an offset in text as PostgreSQL shows it: letters outside of brackets are capital."""
+    """Return an offset in a text as PostgreSQL displays it, with letters outside of brackets in
+    capitals."""
     return text if text.startswith("<") else text.upper()
 
 
@@ -97,7 +97,7 @@ def _minutes(found: re.Match[str]) -> int:
 
 def _of_minutes(text: str, east: int) -> SessionZone:
     name = _iso(text, east)
-    # As PostgreSQL makes it: the name in brackets has the sign of ISO 8601, the offset POSIX's.
+    # Like PostgreSQL: the name in brackets has the sign of ISO 8601, the offset that of POSIX.
     sign = "-" if east < 0 else "+"
     size = name[1:].removesuffix(":00") if name != "UTC" else "00"
     return SessionZone(f"<{sign}{size}>{'+' if east < 0 else '-'}{size}", name)

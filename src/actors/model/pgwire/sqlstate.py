@@ -1,4 +1,4 @@
-"""SQLSTATEs: which one a client gets for each of our errors, and errors that carry their own.
+"""SQLSTATEs: the one that a client gets for each error, and errors that carry their own.
 
 Source: PostgreSQL's documentation, "PostgreSQL Error Codes".
 """
@@ -39,7 +39,7 @@ INTERNAL_ERROR: Final = "XX000"
 
 
 class RefusedStatement(InvalidUsage):
-    """A statement breaks a rule for which PostgreSQL has an SQLSTATE of its own."""
+    """A statement breaks a rule for which PostgreSQL has a specific SQLSTATE."""
 
     def __init__(self, message: str, sqlstate: str) -> None:
         super().__init__(message)
@@ -47,27 +47,27 @@ class RefusedStatement(InvalidUsage):
 
 
 def unknown_statement(name: str) -> RefusedStatement:
-    """Return the error for a prepared statement that there is not."""
+    """Return the error for an unknown prepared statement."""
     return RefusedStatement(f'prepared statement "{name}" does not exist', "26000")
 
 
 def statement_exists(name: str) -> RefusedStatement:
-    """Return the error for a name that a prepared statement has already."""
+    """Return the error for the name of an existing prepared statement."""
     return RefusedStatement(f'prepared statement "{name}" already exists', "42P05")
 
 
 def unknown_cursor(name: str, what: str = "cursor") -> RefusedStatement:
-    """Return the error for a cursor, or a portal, that there is not."""
+    """Return the error for an unknown cursor or portal."""
     return RefusedStatement(f'{what} "{name}" does not exist', "34000")
 
 
 def cursor_exists(name: str) -> RefusedStatement:
-    """Return the error for a name that a cursor has already."""
+    """Return the error for the name of an existing cursor."""
     return RefusedStatement(f'cursor "{name}" already exists', "42P03")
 
 
 class InvalidClientData(RefusedStatement):
-    """A text, a parameter, or a row of a COPY, holds no value of its type."""
+    """A text, a parameter, or a row of a COPY is not a valid value of its type."""
 
     def __init__(self, message: str, sqlstate: str = INVALID_TEXT) -> None:
         super().__init__(message, sqlstate)
@@ -98,7 +98,7 @@ SQLSTATES: Final[dict[type[PenstockError], str]] = {
     errors.ShardClosed: "55000",
     errors.BadSettings: "22023",
     InvalidClientData: INVALID_TEXT,
-    # wait, or try again
+    # wait or try again
     errors.WouldBlock: "53000",
     errors.ResourceBusy: "53000",
     errors.SlowSubscriber: "57014",
@@ -111,7 +111,7 @@ SQLSTATES: Final[dict[type[PenstockError], str]] = {
     errors.ActorDead: "57P02",
     errors.AskCycle: INTERNAL_ERROR,
     errors.ConnectionDisplaced: "08006",
-    # a broken protocol
+    # broken protocol
     errors.ProtocolError: "08P01",
     errors.LocalProtocolError: "08P01",
     errors.RemoteProtocolError: "08P01",
@@ -143,7 +143,7 @@ SQLSTATES: Final[dict[type[PenstockError], str]] = {
     errors.ServiceExpired: "57P01",
     errors.ViewInError: "55000",
 }
-"""SQLSTATE of each class of error; a class that is not here has its parent's."""
+"""SQLSTATE of each error class. A class that is not listed has that of its parent."""
 
 NOTICE_STATES: Final = {
     "there is already a transaction in progress": "25001",
@@ -153,16 +153,16 @@ NOTICE_STATES: Final = {
 }
 """SQLSTATE of each notice that PostgreSQL sends as a warning."""
 UNFIT: Final = " does not fit "
-"""Stands between a number that a decimal cannot hold, and its type."""
+"""Text between a number that does not fit a decimal, and the decimal's type."""
 INEXACT: Final = f"{UNFIT}{UNBOUNDED_NUMERIC} exactly"
-"""Ends the error for a number that a column of ``numeric`` without a precision would round."""
+"""End of the error for a number that a ``numeric`` column without precision would round."""
 _SPARK_STATE: Final = re.compile(r"SQLSTATE: ([0-9A-Z]{5})")
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 _TIME_TYPES: Final = re.compile(r'cannot be cast to "(?:DATE|TIMESTAMP\w*|TIME\b)')
 _SPARK_PLACE: Final = re.compile(
     r"\bline (\d{1,9}),? pos(ition)? (\d{1,9})\b(\) ==(?:\n([^\n]*)\n( *)\^)?)?"
 )
-"""A place. Errors of running show the query below it, with carets below the place."""
+"""Matches a position. Runtime errors show the query below it, with carets under the position."""
 
 
 def sqlstate_of(error: BaseException) -> str:
@@ -178,7 +178,7 @@ def sqlstate_of(error: BaseException) -> str:
     own = getattr(error, "sqlstate", "")
     if isinstance(own, str) and own:
         return own
-    # What may have happened must not look like what did not: a client could do it twice.
+    # What may have happened must not look like what did not, or a client could do it twice.
     if not error.determinate:
         return OUTCOME_UNKNOWN
     if isinstance(error, QueryRejected | DefiniteError) and (
@@ -189,7 +189,7 @@ def sqlstate_of(error: BaseException) -> str:
 
 
 def _as_postgresql(message: str, state: str) -> str:
-    """Return the SQLSTATE that PostgreSQL gives to an error of Spark's: drivers choose the class of
+    """Return the SQLSTATE that PostgreSQL has for an error of Spark. Drivers choose the class of
     their exception by it.
 
     >>> _as_postgresql("[AMBIGUOUS_REFERENCE] …", "42704")
@@ -206,20 +206,20 @@ def _as_postgresql(message: str, state: str) -> str:
         case "CAST_INVALID_INPUT" | "INVALID_TYPED_LITERAL":
             return INVALID_TIME if _TIME_TYPES.search(message) else INVALID_TEXT
         case "INVALID_INLINE_TABLE" if "FAILED_SQL_EXPRESSION_EVALUATION" in message:
-            return "22000"  # a value of VALUES, with a reason that Spark does not tell
+            return "22000"  # a value in VALUES, with a reason that Spark does not give
         case "CANNOT_PARSE_TIMESTAMP" | "CANNOT_PARSE_TIME":
             return INVALID_TIME
     return state
 
 
 def names_place(message: str) -> bool:
-    """Return whether a message of Spark's names a place."""
+    """Return whether a message of Spark contains a position."""
     return _SPARK_PLACE.search(message) is not None
 
 
 def spark_position(message: str, query: str) -> int:
-    """Return the place in a query that a message of Spark's names, in characters from 1 on; 0 if it
-    names none.
+    """Return the position in a query that a message of Spark contains, in characters from 1; 0 if
+    there is none.
 
     >>> spark_position("no such column (line 2, pos 7)", "SELECT\\n  a, b")
     15
@@ -227,13 +227,13 @@ def spark_position(message: str, query: str) -> int:
     found = _SPARK_PLACE.search(message)
     if found is None:
         return 0
-    # Spark counts by line feeds alone; `splitlines` would find other ends too.
+    # Spark counts only line feeds; `splitlines` would split at other characters too.
     lines = [f"{line}\n" for line in query.split("\n")]
-    # Errors of parsing count columns from 0 on, those of an expression from 1 on.
+    # Columns count from 0 in parse errors and from 1 in errors of expressions.
     line, column = int(found[1]), int(found[3]) - (found[2] is not None)
     if not 1 <= line <= len(lines) or column > len(lines[line - 1]):
         return 0
-    # The error may be of another query, as that of a view that this one reads.
+    # The error may be about another query, such as that of a view that this one reads.
     offset = sum(map(len, lines[: line - 1])) + column
     if found[4] and not _is_shown(query, offset, found[5], found[6]):
         return 0
@@ -241,20 +241,20 @@ def spark_position(message: str, query: str) -> int:
 
 
 def _is_shown(query: str, offset: int, shown: str | None, blanks: str | None) -> bool:
-    """Return whether a line of a message shows, from its carets on, what a query has there."""
+    """Return whether a line of a message, from its carets on, shows the query at an offset."""
     if shown is None or blanks is None:
         return False
     # Spark cuts long lines at both ends.
     wanted = shown[len(blanks) :].removesuffix("...").rstrip()
     if query.startswith(wanted, offset):
         return True
-    # It cuts by the offset in characters, but as one in code units of UTF-16.
+    # It uses the offset in characters as if it were one in UTF-16 code units.
     units = query.encode("utf-16-le", "surrogatepass")[2 * offset :]
     return units.decode("utf-16-le", "replace").startswith(wanted)
 
 
 def error_report(error: BaseException, severity: str = "ERROR") -> ErrorReport:
-    """Return what a client is told of an error, with its place in the text if that is known."""
+    """Return what to report to a client about an error, with its position in the text if known."""
     position, hint = 0, ""
     text = str(error) or type(error).__name__
     if isinstance(error, QueryRejected | DefiniteError | SqlSyntaxError):

@@ -1,10 +1,10 @@
-"""Texts of dates and times in PostgreSQL's ISO style, for whole columns, and time zones.
+"""Formats whole columns of dates and times in PostgreSQL's ISO style, and computes time zones.
 
-Years run over the whole range of Arrow's numbers: more than four digits after 9999, and `` BC``
-before year 1. All calendars are proleptic Gregorian, as Spark's and PostgreSQL's are.
+Years cover the whole range of Arrow's numbers, with more than four digits after 9999 and `` BC``
+before year 1. All calendars are proleptic Gregorian, as in Spark and PostgreSQL.
 
-A zone's offsets come from `zoneinfo`, a day at a time, and are kept by year. Before `YEAR_MIN` no
-zone has any rule; after `YEAR_MAX` the last 400 years repeat, as the calendar does.
+The offsets of a zone come from `zoneinfo`, one day at a time, and are cached by year. Before
+`YEAR_MIN` no zone has any rules; after `YEAR_MAX` the last 400 years repeat, as the calendar does.
 """
 
 from __future__ import annotations
@@ -35,26 +35,29 @@ _YEARS_KEPT: Final = 16_384
 
 
 def is_utc(name: str) -> bool:
-    """Return whether a zone's name is one of UTC's."""
+    """Return whether the name of a zone means UTC."""
     return name in _UTC_NAMES
 
 
 @lru_cache(maxsize=256)
 def time_zone(name: str) -> dt.tzinfo:
-    """Return the zone of a name: ``Europe/Rome``, ``UTC``, or an offset, ``+05:30``. Raises
-    `InvalidUsage`."""
+    """Return the zone with a name such as ``Europe/Rome`` or ``UTC``, or an offset such as
+    ``+05:30``.
+
+    Raises `InvalidUsage` for an unknown zone.
+    """
     if is_utc(name):
         return dt.UTC
     try:
         if name[:1] in ("+", "-"):
-            # East is positive, as in Spark and ISO 8601; POSIX has it the other way round.
+            # East is positive, as in Spark and ISO 8601; in POSIX it is negative.
             offset = dt.datetime.strptime(name, "%z").tzinfo
             assert offset is not None
             return offset
         return ZoneInfo(name)
     except (ValueError, ZoneInfoNotFoundError, OSError) as error:
         raise InvalidUsage(
-            f"time zone {name!r} is unknown: give a name like Europe/Rome or an offset like +05:30"
+            f"unknown time zone {name!r}: expected a name like Europe/Rome or an offset like +05:30"
         ) from error
 
 
@@ -63,7 +66,7 @@ def _second_of_year(year: int) -> int:
 
 
 def _offset_at(zone: dt.tzinfo, second: int) -> int:
-    """Return seconds east of UTC at a second since 1970."""
+    """Return the offset of a zone, in seconds east of UTC, at a second since 1970."""
     moment = _EPOCH + dt.timedelta(seconds=second)
     offset = moment.astimezone(zone).utcoffset()
     assert offset is not None
@@ -72,12 +75,12 @@ def _offset_at(zone: dt.tzinfo, second: int) -> int:
 
 @lru_cache(maxsize=_YEARS_KEPT)
 def _offsets_of_year(name: str, year: int) -> tuple[tuple[int, int], ...]:
-    """Return (first second, offset) of each stretch of a year in which the offset is one."""
+    """Return (first second, offset) of each stretch of a year with a constant offset."""
     zone = time_zone(name)
     start, end = _second_of_year(year), _second_of_year(year + 1)
     known = _offset_at(zone, start)
     found = [(start, known)]
-    # No zone changes twice within one day and back, so that looking once a day finds all changes.
+    # No zone changes back and forth within a day, so checking once a day finds all changes.
     for day in range(start, end, DAY_S):
         low, high = day, min(day + DAY_S, end) - 1
         after = _offset_at(zone, high)
@@ -95,7 +98,7 @@ def _offsets_of_year(name: str, year: int) -> tuple[tuple[int, int], ...]:
 
 
 def utc_offsets(seconds: Lengths, name: str) -> Lengths:
-    """Return seconds east of UTC of a zone at each of these seconds since 1970."""
+    """Return the offset of a zone, in seconds east of UTC, at each of these seconds since 1970."""
     zone = time_zone(name)
     if isinstance(zone, dt.timezone) or not len(seconds):
         offset = _offset_at(zone, 0)
@@ -114,10 +117,10 @@ def utc_offsets(seconds: Lengths, name: str) -> Lengths:
 
 
 def local_to_utc(seconds: Lengths, name: str) -> Lengths:
-    """Return the seconds since 1970 at which a zone's clocks show these (counted as in UTC).
+    """Convert local times of a zone to UTC. Both are in seconds since 1970.
 
-    As PostgreSQL does it: a time that a change skips counts by the offset before the change, a time
-    that comes twice by the offset after it.
+    Like PostgreSQL, use the offset before the change for a local time that is skipped, and the
+    offset after the change for one that occurs twice.
     """
     before = utc_offsets(seconds - DAY_S, name)
     after = utc_offsets(seconds + DAY_S, name)
@@ -128,12 +131,12 @@ def local_to_utc(seconds: Lengths, name: str) -> Lengths:
 
 
 def local_to_utc_second(second: int, name: str) -> int:
-    """Return what `local_to_utc` does, for one time."""
+    """Do the same as `local_to_utc` for a single time."""
     return int(local_to_utc(np.array([second], np.int64), name)[0])
 
 
 def is_ambiguous(second: int, name: str) -> bool:
-    """Return whether a zone's clocks show this time twice."""
+    """Return whether a local time occurs twice in a zone."""
     around = np.array([second - DAY_S, second + DAY_S], np.int64)
     readings = second - utc_offsets(around, name)
     found = utc_offsets(readings, name) == second - readings
@@ -144,7 +147,7 @@ def is_ambiguous(second: int, name: str) -> bool:
 
 
 def date_text(days: Numbers, valid: RowMask | None) -> EncodedValues:
-    """Return the texts of days since 1970: ``2026-01-02``, ``10000-01-01``, ``0044-03-15 BC``."""
+    """Format days since 1970: ``2026-01-02``, ``10000-01-01``, ``0044-03-15 BC``."""
     block = TextBlock(len(days))
     is_bc = _put_date(block, days.astype(np.int64))
     _put_era(block, is_bc)
@@ -152,8 +155,8 @@ def date_text(days: Numbers, valid: RowMask | None) -> EncodedValues:
 
 
 def timestamp_text(times_us: Numbers, zone: str | None, valid: RowMask | None) -> EncodedValues:
-    """Return the texts of microseconds since 1970, at a zone's clocks and with its offset:
-    ``2026-01-02 03:04:05.6+01``. Without a zone: as in UTC, and no offset."""
+    """Format microseconds since 1970 as local times of a zone with offset: ``2026-01-02
+    03:04:05.6+01``. Without a zone, format them as in UTC and without offset."""
     seconds, micros = np.divmod(times_us, SECOND_US)
     offsets = None if zone is None else utc_offsets(seconds, zone)
     if offsets is not None:
@@ -170,26 +173,26 @@ def timestamp_text(times_us: Numbers, zone: str | None, valid: RowMask | None) -
 
 
 def time_text(times_us: Numbers, valid: RowMask | None) -> EncodedValues:
-    """Return the texts of microseconds since midnight: ``03:04:05.6``."""
+    """Format microseconds since midnight: ``03:04:05.6``."""
     block = TextBlock(len(times_us))
     _put_time(block, *np.divmod(times_us, SECOND_US))
     return block.finish(valid)
 
 
 def _put_date(block: TextBlock, days: Lengths) -> RowMask:
-    """Add year, month and day; return which are before year 1."""
+    """Append year, month and day. Return a mask of the dates before year 1."""
     dates = days.astype("M8[D]")
     months = dates.astype("M8[M]")
     year, month = np.divmod(months.astype(np.int64) + 1970 * 12, 12)
     day = (dates - months.astype("M8[D]")).astype(np.int64)
     is_bc: RowMask = year < 1
     if is_bc.any():
-        # There is no year 0: 1 BC comes before 1.
+        # There is no year 0: 1 BC is the year before 1.
         year = np.where(is_bc, 1 - year, year)
     if len(year) and int(year.max()) > 9999:
         for power in (1_000_000, 100_000, 10_000):
             block.put_characters(48 + year // power % 10, year >= power)
-    # By pairs of digits: half as many divisions and stores.
+    # Two digits at a time: half as many divisions and stores.
     block.put_pair(year // 100 % 100)
     block.put_pair(year % 100)
     block.put(b"-")
@@ -209,7 +212,7 @@ def _put_time(block: TextBlock, seconds: Lengths, micros: Lengths) -> None:
     if not some.any():
         return
     block.put(b".", some)
-    # Zeros at the end of a fraction are left out.
+    # Leave out trailing zeros of a fraction.
     rest = micros
     for power in (100_000, 10_000, 1_000, 100, 10, 1):
         digit, left = np.divmod(rest, power)
@@ -218,7 +221,8 @@ def _put_time(block: TextBlock, seconds: Lengths, micros: Lengths) -> None:
 
 
 def _put_offset(block: TextBlock, offsets: Lengths) -> None:
-    """Add ``+01``, ``-03:30`` or, before there were zones, ``+00:49:56``."""
+    """Append an offset such as ``+01``, ``-03:30`` or, from the time before zones,
+    ``+00:49:56``."""
     size = np.abs(offsets)
     block.put_characters(np.where(offsets < 0, ord("-"), ord("+")))
     block.put_pair(size // 3600)

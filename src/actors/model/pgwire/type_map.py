@@ -1,7 +1,8 @@
 """Maps Spark's and Arrow's types to PostgreSQL's, and back.
 
-A type is an OID, a size and a modifier, as RowDescription has them. What PostgreSQL has no type for
-is sent as text: a struct, a map, a variant, or an array of such or of arrays as ``json``.
+A type consists of an OID, a size and a modifier, as in RowDescription. Types that PostgreSQL does
+not have are sent as text. Structs, maps, variants, and arrays of these or of arrays are sent as
+``json``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from actors.runtime.errors import InvalidUsage
 
 DECIMAL_DIGITS_MAX: Final = 38
 _HEADER_BYTES: Final = 4
-"""Number that PostgreSQL adds to a length, or to precision and scale, in a modifier."""
+"""Number that PostgreSQL adds in a modifier to a length, or to precision and scale."""
 
 _SCALARS: Final[dict[pa.DataType, int]] = {
     pa.bool_(): pg.BOOL,
-    # There is no type of one byte; unsigned ones take the next larger.
+    # There is no 1-byte type; unsigned types become the next larger signed one.
     pa.int8(): pg.INT2,
     pa.uint8(): pg.INT2,
     pa.int16(): pg.INT2,
@@ -52,8 +53,9 @@ def numeric_modifier(precision: int, scale: int) -> int:
 
 
 def decimal_type(modifier: int) -> str | None:
-    """Return the decimal that holds all values of a ``numeric`` of that modifier; None: none does,
-    or the modifier names no precision.
+    """Return the decimal type that holds all values of a ``numeric`` with this modifier.
+
+    Returns None if there is none, or if the modifier has no precision.
 
     >>> decimal_type(numeric_modifier(12, 2)), decimal_type(numeric_modifier(2, -3))
     ('decimal(12,2)', 'decimal(5,0)')
@@ -61,11 +63,11 @@ def decimal_type(modifier: int) -> str | None:
     if modifier < _HEADER_BYTES:
         return None
     digits, scale = (modifier - _HEADER_BYTES) >> 16, (modifier - _HEADER_BYTES) & 0x7FF
-    # Eleven bits with a sign: numeric(2,-3) holds 99000.
+    # A signed number of 11 bits: numeric(2,-3) holds 99000.
     scale = (scale ^ 0x400) - 0x400
     if scale < 0:
         digits, scale = digits - scale, 0
-    # numeric(3,5) holds 0.00123: a decimal counts the zeros after its point, too.
+    # numeric(3,5) holds 0.00123, but a decimal counts the zeros after its point as well.
     digits = max(digits, scale)
     return f"decimal({digits},{scale})" if digits <= DECIMAL_DIGITS_MAX else None
 
@@ -87,7 +89,7 @@ def pg_type(kind: pa.DataType) -> PgType:
         return sized(pg.TIME)
     if pa.types.is_duration(kind) or pa.types.is_interval(kind):
         return sized(pg.INTERVAL)
-    # An encoding of Arrow's, no type of its own.
+    # An encoding of Arrow, not a type of its own.
     if pa.types.is_dictionary(kind):
         return pg_type(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -96,8 +98,8 @@ def pg_type(kind: pa.DataType) -> PgType:
 
 
 def _array_type(inner: Sequence[PgType]) -> PgType:
-    """Return the type of arrays of one type; JSON for what PostgreSQL has no arrays of."""
-    # Arrays of arrays may be ragged, which PostgreSQL's cannot be.
+    """Return the array type of an element type; JSON if PostgreSQL has none."""
+    # Arrays of arrays may be ragged, which PostgreSQL does not allow.
     if len(inner) != 1 or inner[0].oid not in pg.ARRAY_OF or inner[0].oid == pg.JSON:
         return sized(pg.JSON)
     return sized(pg.ARRAY_OF[inner[0].oid], inner[0].modifier)
@@ -116,13 +118,14 @@ def pg_type_of_spark(text: str) -> PgType:
     if limit is not None:
         length, padded = limit
         return sized(pg.BPCHAR if padded else pg.VARCHAR, length + _HEADER_BYTES)
-    # By its text, which alone has the length of a VARCHAR.
+    # From its text, because only that has the length of a VARCHAR.
     if text.strip().lower().startswith("array<"):
         return _array_type([pg_type_of_spark(inner) for inner in inner_types(text)])
     try:
         return pg_type(result_type(text))
     except (InvalidUsage, ValueError):
-        # Texts may name types that no result has: a variant, or Spark's `interval` of all parts.
+        # The text may name a type that no result has: a variant, or Spark's `interval` of all
+        # parts.
         nested = text.strip().lower().startswith(("variant", "struct<", "map<"))
         return sized(pg.JSON if nested else pg.TEXT)
 
@@ -142,17 +145,17 @@ SPARK_OF: Final = {
     **dict.fromkeys((pg.NAME, pg.TEXT, pg.UNKNOWN, pg.BPCHAR, pg.VARCHAR), "string"),
     **dict.fromkeys((pg.JSON, pg.JSONB, pg.UUID, pg.TIME), "string"),
 }
-"""Spark's type that holds values of a type; `spark_type` knows ``numeric`` and arrays, too."""
+"""Spark type for the values of each type; `spark_type` also handles ``numeric`` and arrays."""
 ELEMENT_OF: Final = {
     array: element
     for element, array in pg.ARRAY_OF.items()
     if element in SPARK_OF or element in (pg.NUMERIC, pg.INTERVAL)
 }
-"""Type of an array's elements, of the arrays that are read as such: others stay text."""
+"""Element type of the arrays that are parsed as arrays; others stay text."""
 
 
 def spark_type(oid: int, modifier: int = -1) -> str | None:
-    """Return the Spark type that holds values of a type; None: there is none.
+    """Return the Spark type for the values of a type; None if there is none.
 
     >>> spark_type(pg.NUMERIC, numeric_modifier(12, 2)), spark_type(1016)
     ('decimal(12,2)', 'array<bigint>')

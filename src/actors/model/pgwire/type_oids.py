@@ -1,6 +1,7 @@
-"""OIDs, arrays and sizes of PostgreSQL's types, and the year that their times count from.
+"""OIDs, array types and sizes of PostgreSQL's types, and the epoch of its times.
 
-Nothing of Arrow is imported: an acceptor of the WAL answers with these types, and has no tables.
+This module does not import Arrow, because a WAL acceptor answers with these types and has no
+tables.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ REGNAMESPACE, REGROLE, REGCOLLATION, XID8 = 4089, 4096, 4191, 5069
 DAYS_TO_2000: Final = 10_957
 MS_TO_2000: Final = 946_684_800_000
 US_TO_2000: Final = 1000 * MS_TO_2000
-"""PostgreSQL's binary dates and times count from 2000 on, Arrow's from 1970."""
+"""PostgreSQL's binary dates and times count from 2000, Arrow's from 1970."""
 
 
 class PgType(msgspec.Struct, frozen=True):
-    """A type as RowDescription has it."""
+    """A type as in RowDescription."""
 
     oid: int
     size: int
-    """Bytes of a value in PostgreSQL's memory; -1: they vary."""
+    """Size of a value in PostgreSQL's memory in bytes; -1 if it varies."""
     modifier: int = -1
 
 
@@ -97,7 +98,7 @@ ARRAY_OF: Final = {
     REGCOLLATION: 4192,
     XID8: 271,
 }
-"""Type of the arrays of a type."""
+"""Array type of each type."""
 
 
 def sized(oid: int, modifier: int = -1) -> PgType:

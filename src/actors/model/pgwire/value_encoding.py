@@ -1,8 +1,8 @@
-"""Encodes whole columns of Arrow as PostgreSQL's text and binary values.
+"""Encodes whole Arrow columns as PostgreSQL's text and binary values.
 
-`encode_text` and `encode_binary` take any array; the type in which a client gets it is
-`actors.model.pgwire.type_map.pg_type`. Only values of nested types and texts of intervals cost
-Python for each value; the former become JSON.
+`encode_text` and `encode_binary` accept any array; `actors.model.pgwire.type_map.pg_type`
+determines the type that a client sees. Only nested values, which become JSON, and texts of
+intervals take Python code per value.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from actors.runtime.errors import InvalidUsage
 _LARGE_BINARY: Final = pa.large_binary()
 _LARGE_STRING: Final = pa.large_string()
 _HEX: Final = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
-"""The two hexadecimal digits of each byte, as they stand in memory."""
+"""The two hexadecimal digits of each byte, as they are in memory."""
 _WHOLE_MAX: Final = {4: 1e6, 8: 1e15}
-"""Size from which PostgreSQL writes a float of so many bytes with an exponent."""
+"""Absolute value from which PostgreSQL writes a float of this size in bytes with an exponent."""
 _FRACTION_MIN: Final = 1e-4
-"""Size below which it does so."""
+"""Absolute value below which it does so."""
 _NO_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _MUST_QUOTE: Final = r'^$|^[nN][uU][lL][lL]$|["\\{},\s\x0b]'
-"""Elements that cannot stand bare in an array's text."""
+"""Matches elements that must be quoted in the text of an array."""
 _INT64_MIN: Final = -(2**63)
 _INT32_MIN: Final = -(2**31)
 
 
 def plain_array(array: pa.Array) -> pa.Array:
-    """Return a column without Arrow's encodings: no dictionary, extension, view or chunks."""
+    """Return a column without Arrow's encodings: dictionaries, extensions, views and chunks."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if isinstance(array, pa.ExtensionArray):
@@ -83,11 +83,11 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _times_us(array: pa.Array) -> Any:
-    """Return times as microseconds; 0 where NULL."""
+    """Return times in microseconds; 0 for NULL."""
     kind = array.type
     if pa.types.is_timestamp(kind):
         if kind.unit != "us":
-            # Nanoseconds are cut: PostgreSQL has microseconds.
+            # Truncate nanoseconds, because PostgreSQL has microseconds.
             array = array.cast(pa.timestamp("us", kind.tz), safe=False)
     else:
         array = array.cast(pa.time64("us"), safe=False)
@@ -98,8 +98,10 @@ def _times_us(array: pa.Array) -> Any:
 
 
 def encode_text(array: pa.Array, time_zone: str = "UTC") -> EncodedValues:
-    """Return a column in text format; `time_zone` is that of the session. Raises `InvalidUsage` for
-    an unknown zone."""
+    """Encode a column in text format; `time_zone` is that of the session.
+
+    Raises `InvalidUsage` for an unknown zone.
+    """
     array = plain_array(array)
     kind = array.type
     valid = valid_mask(array)
@@ -132,16 +134,16 @@ def encode_text(array: pa.Array, time_zone: str = "UTC") -> EncodedValues:
 
 
 def _float_text(array: pa.Array) -> pa.Array:
-    """Return the shortest texts that give the same floats again."""
+    """Format floats with the shortest texts that read back as the same floats."""
     width = array.type.bit_width // 8
     if width == 2:
         array, width = array.cast(pa.float32()), 4
     values = fixed_numbers(array, f"f{width}")
     finite = np.isfinite(values)
-    # Arrow writes 1.0, PostgreSQL 1: whole numbers are written as such. Minus zero keeps its sign.
+    # Arrow writes 1.0 and PostgreSQL 1, so write whole numbers as such. Minus zero keeps its sign.
     whole = finite & (np.abs(values) < _WHOLE_MAX[width]) & (values == np.trunc(values))
     whole &= (values != 0) | ~np.signbit(values)
-    # A cast of what no integer holds is undefined, so that only whole numbers are.
+    # Casting a number that does not fit into an integer is undefined, so cast only whole numbers.
     integers = pa.array(np.where(whole, values, 0).astype(np.int64)).cast(_LARGE_STRING)
     if whole.all():
         texts = integers
@@ -166,15 +168,15 @@ def _float_text(array: pa.Array) -> pa.Array:
 def _replace(
     texts: pa.Array, mask: RowMask, write: Callable[[Numbers], list[str]], values: Numbers
 ) -> pa.Array:
-    """Return texts of which those that Arrow writes in another way than PostgreSQL are replaced."""
+    """Replace the texts that Arrow writes differently from PostgreSQL."""
     if not mask.any():
         return texts
     return pc.replace_with_mask(texts, pa.array(mask), pa.array(write(values[mask]), _LARGE_STRING))
 
 
 def _scientific(values: Numbers) -> list[str]:
-    """Return floats with an exponent."""
-    # Python's own is several times as fast, but has no floats of four bytes.
+    """Format floats with an exponent."""
+    # Python's format is several times as fast, but has no 4-byte floats.
     if values.dtype.itemsize == 8:
         return [repr(value) for value in values.tolist()]
     return [np.format_float_scientific(value, trim="-") for value in values]
@@ -191,11 +193,11 @@ def _bytea_text(array: pa.Array) -> pa.Array:
 
 
 def _array_text(array: pa.Array, time_zone: str) -> pa.Array:
-    """Return arrays of scalars: ``{1,NULL,"a b"}``."""
+    """Format arrays of scalars, such as ``{1,NULL,"a b"}``."""
     flat, offsets = _elements(array)
     words = as_variable(encode_text(flat, time_zone))
     kind = flat.type
-    # Digits and letters alone need no quotes. A time has a blank, an era before it.
+    # Digits and letters need no quotes. A time contains a blank, and so does an era.
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         words = _quoted_elements(words)
     words = words.fill_null(b"NULL")
@@ -207,8 +209,8 @@ def _array_text(array: pa.Array, time_zone: str) -> pa.Array:
 
 
 def _elements(array: pa.Array) -> tuple[pa.Array, Lengths]:
-    """Return (all elements of a column of arrays, where each array begins in them)."""
-    # `flatten` leaves out what NULL arrays still hold, so that lengths are counted anew.
+    """Return all elements of a column of arrays, and the offset at which each array starts."""
+    # `flatten` drops the elements of NULL arrays, so compute the lengths again.
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     return plain_array(array.flatten()), offsets_of(lengths)
 
@@ -239,8 +241,10 @@ _BINARY_NUMBERS: Final[dict[pa.DataType, tuple[str, str]]] = {
 
 
 def encode_binary(array: pa.Array) -> EncodedValues:
-    """Return a column in binary format. Raises `InvalidUsage` for a date or time that the format
-    cannot hold."""
+    """Encode a column in binary format.
+
+    Raises `InvalidUsage` for a date or time that the format cannot represent.
+    """
     array = plain_array(array)
     kind = array.type
     valid = valid_mask(array)
@@ -263,29 +267,32 @@ def encode_binary(array: pa.Array) -> EncodedValues:
         return _interval_binary(array)
     if pa.types.is_nested(kind) and pg_type(kind).oid != JSON:
         return VariableValues(_array_binary(array))
-    # What is sent as text has the same form in both formats.
+    # What is sent as text looks the same in both formats.
     return encode_text(array)
 
 
 def _since_2000(values: Any, epoch: int, least: int) -> Any:
-    # The least number means -infinity, so that it cannot be a value either.
+    # The smallest number means -infinity, so it is not available for values.
     if len(values) and int(values.min()) <= least + epoch:
         raise InvalidUsage(
-            "a date or time before PostgreSQL's range cannot be sent in binary format: "
+            "cannot send a date or time before PostgreSQL's range in binary format: "
             "select it as text"
         )
     return values - values.dtype.type(epoch)
 
 
 def _array_binary(array: pa.Array) -> pa.Array:
-    """Return arrays of scalars: dimensions (1, or 0 if empty), whether any element is NULL, the
-    elements' type; length and lower bound of the dimension; the elements as fields."""
+    """Encode arrays of scalars.
+
+    An array consists of the number of dimensions (1, or 0 if empty), whether it has NULLs, the
+    element type, the length and lower bound of the dimension, and the elements as fields.
+    """
     flat, offsets = _elements(array)
     count = len(array)
     joiner = FieldJoiner(len(flat))
     joiner.add_field(encode_binary(flat))
     elements = joiner.finish()
-    # Elements of one array lie side by side: its bytes are those from its first to its last.
+    # Elements of an array are adjacent, so its bytes reach from its first element to its last.
     bodies = byte_array(value_data(elements), value_offsets(elements)[offsets])
     lengths = np.diff(offsets)
     nulls = np.zeros(len(flat) + 1, np.int64)
@@ -320,8 +327,7 @@ def _is_interval(kind: pa.DataType) -> bool:
 
 
 def _interval_binary(array: pa.Array) -> EncodedValues:
-    """Return intervals in binary format: eight bytes of microseconds, four of days, four of
-    months."""
+    """Encode intervals in binary format: 8 bytes of microseconds, 4 of days, 4 of months."""
     months, days, micros = _interval_parts(array)
     values = np.empty(len(array), _WIRE_INTERVAL)
     values["micros"], values["days"], values["months"] = micros, days, months
@@ -330,7 +336,7 @@ def _interval_binary(array: pa.Array) -> EncodedValues:
 
 
 def _interval_text(array: pa.Array) -> EncodedValues:
-    """Return intervals in PostgreSQL's style ``postgres``: ``1 day 04:05:06.7``."""
+    """Format intervals in PostgreSQL's style ``postgres``, such as ``1 day 04:05:06.7``."""
     parts = (part.tolist() for part in _interval_parts(array))
     texts = [_one_interval(*each).encode() for each in zip(*parts, strict=True)]
     made = pa.array(texts, pa.large_binary())
@@ -338,14 +344,16 @@ def _interval_text(array: pa.Array) -> EncodedValues:
 
 
 def _interval_parts(array: pa.Array) -> tuple[Numbers, Numbers, Lengths]:
-    """Return the months, days and microseconds of each value; 0 where it is NULL. Day-time
-    intervals are Arrow durations, year-month intervals Arrow's months, days and nanoseconds."""
+    """Return the months, days and microseconds of each value; 0 for NULL.
+
+    Day-time intervals are durations in Arrow; year-month intervals are Arrow's months, days and
+    nanoseconds.
+    """
     if pa.types.is_duration(array.type):
         if array.type.unit != "us":
             array = array.cast(pa.duration("us"), safe=False)
         micros = fixed_numbers(array, "i8")
-        # Days are the whole ones of all microseconds, as where PostgreSQL subtracts timestamps.
-        # Towards zero, so that all parts have one sign: -1 hour is no day less and 23 hours more.
+        # Days are the complete days in all microseconds, as when PostgreSQL subtracts timestamps.
         rest = np.fmod(micros, DAY_US)
         return np.zeros(len(array), np.int32), (micros - rest) // DAY_US, rest
     data = array.buffers()[1]
@@ -360,14 +368,14 @@ def _interval_parts(array: pa.Array) -> tuple[Numbers, Numbers, Lengths]:
 
 
 def _one_interval(months: int, days: int, micros: int) -> str:
-    """Return one interval as text.
+    """Format one interval.
 
     >>> _one_interval(-14, 3, -1_500_000)
     '-1 years -2 mons +3 days -00:00:01.5'
     >>> _one_interval(0, 0, 0), _one_interval(1, 0, 0), _one_interval(-1, 0, 3_600_000_000)
     ('00:00:00', '1 mon', '-1 mons +01:00:00')
     """
-    # As EncodeInterval of PostgreSQL: a part after a negative one shows its sign.
+    # Like PostgreSQL's EncodeInterval: a part after a negative one shows its sign.
     sign = -1 if months < 0 else 1
     years, months = divmod(abs(months), 12)
     words: list[str] = []
@@ -387,14 +395,14 @@ def _one_interval(months: int, days: int, micros: int) -> str:
     return " ".join(words)
 
 
-# -- what PostgreSQL has no type for ---------------------------------------------------------------
+# -- types that PostgreSQL does not have -----------------------------------------------------------
 
 
 def _foreign_text(array: pa.Array) -> pa.Array:
-    """Return nested values as JSON, others as Spark writes them."""
+    """Format nested values as JSON, and others as Spark writes them."""
     nested = pa.types.is_nested(array.type)
     convert = json_form(array.type)
-    # Digits of a decimal are written as they are: a float would lose some.
+    # Write the digits of a decimal unchanged, because a float would lose some.
     encode = msgspec.json.Encoder(decimal_format="number").encode
     texts: list[bytes | None] = []
     for value in array:
@@ -411,14 +419,15 @@ def _python_value(value: pa.Scalar) -> Any:
     try:
         return value.as_py()
     except (ValueError, OverflowError) as error:
-        # Python's dates end with year 9999; columns that are no nested ones are not read this way.
-        raise InvalidUsage(f"a nested value cannot be written as JSON: {error}") from None
+        # Python's dates end with year 9999. Only nested columns are converted this way.
+        raise InvalidUsage(f"cannot write a nested value as JSON: {error}") from None
 
 
 def json_form(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Return a function that turns `as_py` values of a type into what JSON can hold.
+    """Return a function that converts the `as_py` values of a type into values that JSON can
+    represent.
 
-    Names and forms are those of Spark's ``to_json``; but NULL fields of a struct stay.
+    Names and forms are those of Spark's ``to_json``, except that NULL fields of a struct are kept.
     """
     if pa.types.is_map(kind):
         key, item = _key_form(kind.key_type), _optional(json_form(kind.item_type))
@@ -454,14 +463,14 @@ def _key_form(kind: pa.DataType) -> Callable[[Any], str]:
 
 
 def _float_form(value: float) -> float | str:
-    # JSON has no such numbers: Spark writes them as texts.
+    # JSON has no such numbers; Spark writes them as strings.
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _interval_form(value: dt.timedelta) -> str:
-    """Return an interval as Spark writes it: ``INTERVAL '1 02:03:04.5' DAY TO SECOND``."""
+    """Format an interval as Spark does: ``INTERVAL '1 02:03:04.5' DAY TO SECOND``."""
     micros = round(value / dt.timedelta(microseconds=1))
     sign = "-" if micros < 0 else ""
     seconds, micros = divmod(abs(micros), 1_000_000)

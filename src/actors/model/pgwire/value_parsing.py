@@ -1,9 +1,9 @@
-"""Parses one value in PostgreSQL's text or binary format as a Python value.
+"""Parses a single value in PostgreSQL's text or binary format into a Python value.
 
 Values are ``bool``, ``int``, ``float``, ``Decimal``, ``str``, ``bytes``, ``date``, ``datetime``
-(aware in UTC for ``timestamptz``) and lists of these and of None. A value that its type, or
-Spark's, cannot hold is `InvalidClientData`, never rounded or cut: dates before year 1, after 9999
-or infinite ones, NaN in a ``numeric``, arrays of several dimensions.
+(with zone UTC for ``timestamptz``), and lists of these and of None. A value that its type or
+Spark's type cannot represent raises `InvalidClientData` and is never rounded or truncated: dates
+before year 1, after 9999 or infinite, NaN in a ``numeric``, arrays of several dimensions.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ ParameterValue: TypeAlias = (
 )
 
 ARRAY_ELEMENTS_MAX: Final = 1_000_000
-"""Elements of one array, and of all arrays among the parameters of a statement: as values of Python
-they take many times the bytes that announce them."""
+"""Most elements of an array, and of all arrays among the parameters of a statement. Python values
+take many times the bytes that announce them."""
 UNTYPED: Final = 0
 """OID of a parameter whose type the client left open."""
 TEXTS: Final = frozenset({UNTYPED, TEXT, NAME, JSON, UNKNOWN, BPCHAR, VARCHAR})
 """Types whose binary form is their text."""
 SHOWN_MAX: Final = 64
-"""Characters of a value that an error shows."""
+"""Number of characters of a value that an error shows."""
 _EPOCH_DATE: Final = dt.date(1970, 1, 1)
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _INT_LIMITS: Final = {
@@ -107,7 +107,7 @@ _FLOAT: Final = re.compile(
 )
 _FLOAT_TEXT_MAX: Final = 2_000
 _DECIMAL_TEXT_MAX: Final = 131_072 + 16_383 + 2
-"""Characters of the longest ``numeric`` of PostgreSQL."""
+"""Number of characters of PostgreSQL's longest ``numeric``."""
 _TIME: Final = re.compile(
     r"(?P<year>[0-9]{4,7})-(?P<month>[0-9]{1,2})-(?P<day>[0-9]{1,2})"
     r"(?:[T ]\s*(?P<hour>[0-9]{1,2}):(?P<minute>[0-9]{2})"
@@ -118,7 +118,7 @@ _TIME: Final = re.compile(
 )
 _OFFSET: Final = re.compile(r"([+-])([0-9]{1,2}):?([0-9]{2})?:?([0-9]{2})?")
 _ABBREVIATIONS: Final = {"CET": 3600, "EET": 7200, "MET": 3600, "WET": 0}
-"""Seconds east of UTC: to PostgreSQL these are winter time all the year in a text."""
+"""Seconds east of UTC. In a text, PostgreSQL uses these as standard time all year."""
 _BOUNDS: Final = re.compile(r"(?:\[-?[0-9]{1,10}:-?[0-9]{1,10}\])+=")
 _BLANK: Final = r"[ \t\n\v\f\r]*+"
 _OPENING: Final = re.compile(rf"{_BLANK}\{{{_BLANK}(\}})?")
@@ -129,7 +129,7 @@ _ELEMENT: Final = re.compile(
     ) ([,}}])""",
     re.DOTALL | re.VERBOSE,
 )
-"""One element of an array, in quotes or bare, and the comma or brace after it."""
+"""Matches one element of an array, quoted or not, and the comma or brace after it."""
 _BEHIND: Final = re.compile(rf"{_BLANK}([,}}])")
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _DIMENSIONS_MAX: Final = 6
@@ -138,12 +138,12 @@ _OCTAL: Final = re.compile(rb"\\(?:\\|[0-3][0-7]{2})|[^\\]")
 _HEX: Final = re.compile(r"(?:[ \n\t\r]|[0-9a-fA-F]{2})*")
 _UUID: Final = re.compile(r"(\{)?[0-9a-fA-F]{4}(?:-?[0-9a-fA-F]{4}){7}(?(1)\})")
 BLANKS: Final = " \t\n\v\f\r"
-"""Characters that PostgreSQL passes over around a value. Python's own idea of blanks is wider:
-U+00A0 and U+001C to U+001F are part of a text."""
+"""Characters that PostgreSQL ignores around a value. Python strips more: U+00A0 and U+001C to
+U+001F belong to a text."""
 
 
 def invalid(kind: str, text: str, sqlstate: str = INVALID_TEXT) -> InvalidClientData:
-    """Return the error for a text that is no value of a type."""
+    """Return the error for a text that is not a value of a type."""
     shown = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
     return InvalidClientData(f'invalid input syntax for type {kind}: "{shown}"', sqlstate)
 
@@ -158,8 +158,8 @@ def _out_of_range(kind: str, text: str, sqlstate: str = NUMBER_OUT_OF_RANGE) -> 
 
 
 def parse_text_value(text: str, oid: int, zone: str = "UTC") -> ParameterValue:
-    """Parse a value in text format; `zone` is that of times without one. Raises
-    `InvalidClientData`. A value of a type that is not known stays text.
+    """Parse a value in text format. `zone` applies to times without a zone. A value of an unknown
+    type stays text. Raises `InvalidClientData`.
 
     >>> parse_text_value("{1,NULL}", 1007)
     [1, None]
@@ -170,7 +170,7 @@ def parse_text_value(text: str, oid: int, zone: str = "UTC") -> ParameterValue:
             None if word is None else parse_text_value(word, element, zone)
             for word in parse_array(text)
         ]
-    # Only these depend on the session.
+    # Only these types depend on the session.
     if oid in (TIMESTAMP, TIMESTAMPTZ):
         return _parse_timestamp(text, oid, zone)
     parser = _TEXT_PARSERS.get(oid)
@@ -182,7 +182,7 @@ def _parse_integer(oid: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         stripped = text.strip(BLANKS)
-        # `int` alone would take underscores, and the digits of other scripts.
+        # `int` alone would accept underscores and digits of other scripts.
         if _INTEGER.fullmatch(stripped) is None:
             raise invalid(name, text)
         number = int(stripped)
@@ -206,7 +206,7 @@ def _parse_float(oid: int) -> Callable[[str], float]:
                 number = float(struct.unpack("f", struct.pack("f", number))[0])
             except OverflowError:
                 raise _out_of_range(name, text) from None
-        # Only the word may mean infinity: 1e400 is too large.
+        # Only the word means infinity: 1e400 is out of range.
         if math.isinf(number) and "inf" not in stripped.lower():
             raise _out_of_range(name, text)
         return number
@@ -227,7 +227,7 @@ def _parse_decimal(text: str) -> Decimal:
 
 def _finite(number: Decimal) -> Decimal:
     if not number.is_finite():
-        raise InvalidClientData(f"numeric value {number} cannot be held", NUMBER_OUT_OF_RANGE)
+        raise InvalidClientData(f"numeric value {number} is not supported", NUMBER_OUT_OF_RANGE)
     return number
 
 
@@ -236,7 +236,7 @@ FALSE_WORDS: Final = frozenset({"f", "fa", "fal", "fals", "false", "n", "no", "o
 
 
 def parse_boolean(text: str) -> bool:
-    """Parse a boolean, which PostgreSQL lets clients abbreviate. Raises `InvalidClientData`."""
+    """Parse a Boolean, which clients may abbreviate. Raises `InvalidClientData`."""
     word = text.strip(BLANKS).lower()
     if word in TRUE_WORDS:
         return True
@@ -246,7 +246,7 @@ def parse_boolean(text: str) -> bool:
 
 
 def parse_bytea(text: str) -> bytes:
-    r"""Parse bytes in the hex format, or in the escape format. Raises `InvalidClientData`.
+    r"""Parse bytes in hex or escape format. Raises `InvalidClientData`.
 
     >>> parse_bytea(r"\x6869"), parse_bytea(r"h\151\\")
     (b'hi', b'hi\\')
@@ -269,20 +269,20 @@ def _unescaped(part: bytes) -> bytes:
 
 
 def _parse_uuid(text: str) -> str:
-    # `uuid.UUID` alone would take other forms, too: hyphens anywhere, `urn:uuid:`.
+    # `uuid.UUID` alone would accept other forms: hyphens anywhere, or `urn:uuid:`.
     if _UUID.fullmatch(text) is None:
         raise invalid("uuid", text)
     return str(uuid.UUID(text))
 
 
 def _parse_json(text: str) -> str:
-    """Return a text that is JSON, as it is."""
+    """Return a text unchanged if it is valid JSON."""
 
     def refuse(_: str) -> None:
         raise ValueError
 
     try:
-        # Numbers stay texts: Python limits their digits, and knows NaN.
+        # Keep numbers as texts, because Python limits their digits and accepts NaN.
         json.loads(text, parse_int=str, parse_float=str, parse_constant=refuse)
     except (ValueError, RecursionError):
         raise invalid("json", text) from None
@@ -290,7 +290,7 @@ def _parse_json(text: str) -> str:
 
 
 class _Moment:
-    """The parts of a text of a date or a time."""
+    """The parts of the text of a date or time."""
 
     def __init__(self, text: str, kind: str) -> None:
         stripped = text.strip(BLANKS)
@@ -314,8 +314,8 @@ class _Moment:
             raise self._out from None
 
     def since_midnight(self) -> dt.timedelta:
-        """Return the time of the day; 24:00 is the next day's beginning."""
-        # Second 60 counts as the next minute's first, as in PostgreSQL.
+        """Return the time of day; 24:00 is the start of the next day."""
+        # Second 60 is the first second of the next minute, as in PostgreSQL.
         hour, minute, second = (int(self._found[n] or 0) for n in ("hour", "minute", "second"))
         # PostgreSQL rounds to microseconds.
         micros = round(float(f"0.{self._found['fraction'] or 0}") * 1_000_000)
@@ -324,7 +324,7 @@ class _Moment:
         return dt.timedelta(hours=hour, minutes=minute, seconds=second, microseconds=micros)
 
     def moment(self) -> dt.datetime:
-        """Return date and time, without the zone."""
+        """Return date and time without the zone."""
         try:
             start = dt.datetime.combine(self.date(), dt.time())
             return start + self.since_midnight()
@@ -332,8 +332,8 @@ class _Moment:
             raise self._out from None
 
     def in_utc(self, zone: str) -> dt.datetime:
-        """Return date and time in UTC; `zone` is that of a text without one."""
-        # The clock's time as if it were UTC: only a carrier of the number of seconds.
+        """Return date and time in UTC; `zone` applies to a text without a zone."""
+        # Treat the local time as if it were UTC, only to carry a number of seconds.
         local = self.moment().replace(tzinfo=dt.UTC)
         seconds, micros = divmod((local - _EPOCH) // dt.timedelta(microseconds=1), 1_000_000)
         seconds = self._utc_second(seconds, zone)
@@ -343,12 +343,12 @@ class _Moment:
             raise self._out from None
 
     def local(self) -> dt.datetime:
-        """Return date and time. A zone behind them is ignored, if it is one."""
+        """Return date and time. A valid zone after them is ignored."""
         self._utc_second(0, "UTC")
         return self.moment()
 
     def day(self) -> dt.date:
-        """Return the date. A time and a zone behind it are ignored, if they are such."""
+        """Return the date. A valid time and zone after it are ignored."""
         self.since_midnight()
         self._utc_second(0, "UTC")
         return self.date()
@@ -364,7 +364,7 @@ class _Moment:
 
 
 def local_moment(text: str) -> dt.datetime | None:
-    """Return the date and time of a text that names no zone; None for any other text."""
+    """Return the date and time of a text without a zone; None for any other text."""
     try:
         found = _Moment(text, "timestamp")
         return found.moment() if found.zone is None else None
@@ -373,11 +373,11 @@ def local_moment(text: str) -> dt.datetime | None:
 
 
 def _offset_seconds(zone: str) -> int | None:
-    """Return the seconds east of UTC that a zone's text gives; None if it is a name."""
+    """Return the offset in seconds east of UTC that a zone's text gives; None for a name."""
     if zone in ("z", "Z"):
         return 0
     found = _OFFSET.fullmatch(zone)
-    # The offset of another name depends on the time.
+    # The offset of any other name depends on the time.
     if found is None:
         return _ABBREVIATIONS.get(zone.upper())
     hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:])
@@ -386,14 +386,14 @@ def _offset_seconds(zone: str) -> int | None:
 
 
 def _parse_date(text: str) -> dt.date:
-    # Some clients send a date with a time or a zone, which PostgreSQL ignores.
+    # Some clients send a date with a time or zone, which PostgreSQL ignores.
     return _Moment(text, "date").day()
 
 
 def _parse_timestamp(text: str, oid: int, zone: str) -> dt.datetime:
     if oid == TIMESTAMPTZ:
         return _Moment(text, "timestamp with time zone").in_utc(zone)
-    # A zone in a text of this type is ignored, as PostgreSQL does.
+    # PostgreSQL ignores a zone in a text of this type.
     return _Moment(text, "timestamp").local()
 
 
@@ -412,28 +412,28 @@ _TEXT_PARSERS: Final[dict[int, Callable[[str], ParameterValue]]] = {
 
 
 def check_elements(count: int, elements_max: int | None = None) -> None:
-    """Raise `InvalidClientData` for too many elements of arrays; `elements_max` None: more than
-    `ARRAY_ELEMENTS_MAX`."""
+    """Raise `InvalidClientData` if arrays have too many elements: more than `elements_max` (None:
+    `ARRAY_ELEMENTS_MAX`)."""
     elements_max = ARRAY_ELEMENTS_MAX if elements_max is None else elements_max
     if count > elements_max:
         raise InvalidClientData(f"arrays have at most {elements_max} elements", LIMIT_EXCEEDED)
 
 
 def parse_array(text: str, elements_max: int | None = None) -> list[str | None]:
-    r"""Parse the elements of an array's text, of one dimension. Raises `InvalidClientData`.
+    r"""Parse the elements of an array of one dimension. Raises `InvalidClientData`.
 
     >>> parse_array(r'{1, NULL,"a,\"b"}')
     ['1', None, 'a,"b']
     """
     elements = parse_nested_array(text, elements_max)
     if any(isinstance(each, list) for each in elements):
-        raise InvalidClientData("only arrays of one dimension can be held", NOT_SUPPORTED)
+        raise InvalidClientData("only one-dimensional arrays are supported", NOT_SUPPORTED)
     return elements
 
 
 def parse_nested_array(text: str, elements_max: int | None = None) -> list[Any]:
-    """Parse the elements of an array's text: texts, None, and lists of these for further
-    dimensions. Raises `InvalidClientData`.
+    """Parse the elements of an array: texts, None, and lists of these for further dimensions.
+    Raises `InvalidClientData`.
 
     >>> parse_nested_array("[0:1]={{1,2},{3,NULL}}")
     [['1', '2'], ['3', None]]
@@ -450,7 +450,8 @@ def parse_nested_array(text: str, elements_max: int | None = None) -> list[Any]:
             quoted, bare, end = found.groups()
             levels[-1].append(_unquoted(quoted) if bare is None else _bare(bare, text))
             count += 1
-            # Within the loop: a short text must not become many objects before it is refused.
+            # Check within the loop, so that a short text does not become many objects before it is
+            # refused.
             if count > most:
                 check_elements(count, most)
         else:
@@ -460,7 +461,7 @@ def parse_nested_array(text: str, elements_max: int | None = None) -> list[Any]:
             levels.append([])
             end = found[1]
         at = found.end()
-        # An array ends with its brace, and is an element of the one around it.
+        # An array ends with its brace and is then an element of the enclosing one.
         while end == "}":
             array = levels.pop()
             if not levels:
@@ -479,13 +480,13 @@ def _unquoted(word: str) -> str:
 
 
 def _bare(word: str, text: str) -> str | None:
-    """Return an element without quotes; `text` is the whole array."""
+    """Return an element without its quotes; `text` is the whole array, for errors."""
     found = word.rstrip(BLANKS)
     if not found:
         raise invalid("array", text)
     if "\\" not in found:
         return None if found.upper() == "NULL" else found
-    # An escaped blank at the end is part of the value.
+    # An escaped blank at the end belongs to the value.
     if (len(found) - len(found.rstrip("\\"))) % 2:
         found = word[: len(found) + 1]
     return _unquoted(found)
@@ -522,12 +523,12 @@ def parse_binary_value(data: bytes, oid: int) -> ParameterValue:
     if oid in ELEMENT_OF:
         return _parse_binary_array(data, oid)
     raise InvalidClientData(
-        f"no binary format of type {oid} is known: send the value as text", NOT_SUPPORTED
+        f"unknown binary format of type {oid}: send the value as text", NOT_SUPPORTED
     )
 
 
 def decode_text(data: bytes) -> str:
-    """Return the text of its UTF-8. Raises `InvalidClientData`."""
+    """Decode UTF-8. Raises `InvalidClientData`."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -551,7 +552,7 @@ def _from_number(number: ParameterValue, oid: int) -> ParameterValue:
         moment = _EPOCH + dt.timedelta(microseconds=number + US_TO_2000)
     except OverflowError:
         raise InvalidClientData(
-            "a date or time is out of range: only years 1 to 9999 can be held", TIME_OUT_OF_RANGE
+            "a date or time is out of range: only years 1 to 9999 are supported", TIME_OUT_OF_RANGE
         ) from None
     return moment if oid == TIMESTAMPTZ else moment.replace(tzinfo=None)
 
@@ -560,18 +561,19 @@ def _parse_binary_array(data: bytes, oid: int) -> list[ParameterValue | None]:
     if len(data) < 12:
         raise _bad_binary(oid, f"{len(data)} bytes")
     dimensions, _, element = struct.unpack_from("!iiI", data)
-    # The elements would be read as what they are not.
+    # The elements would be parsed as the wrong type.
     if element != ELEMENT_OF[oid]:
         raise _bad_binary(oid, f"elements of type {element} instead of {ELEMENT_OF[oid]}")
     if dimensions == 0:
         return []
     if dimensions != 1:
-        raise InvalidClientData("only arrays of one dimension can be held", NOT_SUPPORTED)
+        raise InvalidClientData("only one-dimensional arrays are supported", NOT_SUPPORTED)
     values: list[ParameterValue | None] = []
     try:
         count, _ = struct.unpack_from("!ii", data, 12)
         at = 20
-        # The remaining bytes bound a count from the wire: each element has four at least.
+        # A count from the wire is bounded by the remaining bytes, because each element has at least
+        # 4.
         if not 0 <= count <= (len(data) - at) // 4:
             raise _bad_binary(oid, f"{count} elements in {len(data)} bytes")
         check_elements(count)

@@ -1,1 +1,1 @@
-"""Plans and engine jobs as frozen structs: what to compute, never how. Pure."""
+"""Plans and engine jobs as frozen structs: they say what to compute, not how. Pure."""

@@ -1,4 +1,5 @@
-"""Arrow's compute functions, for what a client loads too: `pyarrow.compute` with its first use."""
+"""Arrow's compute functions for modules that clients load: imports `pyarrow.compute` on first
+use."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    # Here: it describes hundreds of functions when it is imported, which takes as long as the rest
-    # of a client's start.
+    # Imported here, because the module describes hundreds of functions on import, which takes as
+    # long as the rest of a client's start.
     import pyarrow.compute
 
-    # Kept, so that the next use of the function finds it in the module.
+    # Cache the function, so that its next use finds it in this module.
     found = globals()[name] = getattr(pyarrow.compute, name)
     return found

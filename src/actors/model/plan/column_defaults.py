@@ -1,8 +1,8 @@
-"""Defaults of a table's columns: their texts, and the values that need no Spark.
+"""Defaults of a table's columns: their expressions, and the values that need no Spark. Pure.
 
-A default is an expression of Spark's without columns. One that always has the same value is stored
-with it, so that no write computes it again; the time of a statement is taken from a clock. What is
-left (``current_user()``, ``date_add(current_date(), 7)``) only Spark computes. Pure.
+A default is a Spark expression without columns. If its value is constant, the value is stored with
+it, so that no write computes it again. The time of a statement is taken from a clock. Only Spark
+computes the others, such as ``current_user()`` and ``date_add(current_date(), 7)``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actors.model.plan.schema import TableSchema, arrow_type
 from actors.model.plan.updates import from_ipc, to_ipc
 
 DEFAULT_BYTES_MAX: Final = 65_536
-"""Bytes of one default's text and value, which the catalog holds."""
+"""Most bytes of the text and the value of one default in the catalog."""
 _DAY_MICROS: Final = 86_400_000_000
 
 MomentKind: TypeAlias = Literal["", "timestamp", "date"]
@@ -28,9 +28,9 @@ MomentKind: TypeAlias = Literal["", "timestamp", "date"]
 class ColumnDefault(msgspec.Struct, frozen=True):
     """The default of one column.
 
-    `text` is the expression in Spark's dialect; empty, in a request, for a default that is dropped.
-    `value` is its one value, in the column's type, as an Arrow IPC stream of one row; empty if it
-    differs from statement to statement. `moment`: it is the statement's time, or day.
+    `text` is the expression in Spark's dialect; in a request, "" removes the default. `value` is
+    its constant value in the type of the column, as an Arrow IPC stream of one row; empty if the
+    value differs between statements. `moment` says whether it is the statement's time or day.
     """
 
     text: str
@@ -39,13 +39,14 @@ class ColumnDefault(msgspec.Struct, frozen=True):
 
 
 ColumnDefaults: TypeAlias = Mapping[str, ColumnDefault]
-"""Defaults by their columns' names."""
+"""Defaults by the names of their columns."""
 DefaultValues: TypeAlias = Mapping[str, pa.Scalar]
-"""Values of defaults in one statement, by their columns' names; NULL for other columns."""
+"""Values of the defaults in one statement, by the names of their columns; NULL for other
+columns."""
 
 
 def constant_default(text: str, value: pa.Array) -> ColumnDefault:
-    """Return a default whose value, an array of one, is always the same.
+    """Return a default with a constant value, which is given as an array of one.
 
     >>> from actors.model.plan.schema import TableColumn
     >>> made = constant_default("1 + 1", pa.array([2], pa.int32()))
@@ -59,8 +60,10 @@ def constant_default(text: str, value: pa.Array) -> ColumnDefault:
 def known_values(
     defaults: ColumnDefaults, schema: TableSchema, now_micros: int
 ) -> dict[str, pa.Scalar]:
-    """Return the values, in the columns' types, of the defaults that need no Spark; `now_micros` is
-    the statement's time, in microseconds since 1970. Raises `MalformedFrame`."""
+    """Return the values of the defaults that need no Spark, in the types of their columns.
+
+    `now_micros` is the statement's time, in microseconds since 1970. Raises `MalformedFrame`.
+    """
     found: dict[str, pa.Scalar] = {}
     for column in schema.columns:
         default = defaults.get(column.name)
@@ -74,12 +77,12 @@ def known_values(
 
 @lru_cache(maxsize=1024)
 def _decoded(value: bytes) -> pa.Scalar:
-    """Return the value in a stream. Cached, as every INSERT asks for it."""
+    """Return the value in a stream. Cached, because every INSERT needs it."""
     return from_ipc(value)[0][0]
 
 
 def _moment(moment: MomentKind, kind: pa.DataType, now_micros: int) -> pa.Scalar:
-    """Return a time, or its day, as a timestamp or a date. Spark's sessions are in UTC here."""
+    """Return a time as a timestamp, or its day as a date. Spark's sessions use UTC here."""
     days = now_micros // _DAY_MICROS
     if pa.types.is_date(kind):
         return pa.scalar(days, pa.int32()).cast(kind)
@@ -88,14 +91,14 @@ def _moment(moment: MomentKind, kind: pa.DataType, now_micros: int) -> pa.Scalar
 
 
 def defaults_digest(defaults: ColumnDefaults) -> str:
-    """Return a text that is equal for equal defaults alone; empty for none.
+    """Return a digest that is equal only for equal defaults; "" if there are none.
 
     >>> defaults_digest({}), len(defaults_digest({"a": ColumnDefault("1")}))
     ('', 32)
     """
     if not defaults:
         return ""
-    # Lengths stand before the parts, so that no two lists of parts make the same bytes.
+    # Each part is preceded by its length, so that different lists give different bytes.
     parts = [(name, each.text, each.moment) for name, each in sorted(defaults.items())]
     values = [each.value for _, each in sorted(defaults.items())]
     return hashlib.blake2b(msgspec.msgpack.encode((parts, values)), digest_size=16).hexdigest()

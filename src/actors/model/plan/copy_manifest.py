@@ -1,4 +1,4 @@
-"""The manifest of a copy: what `copy-to` wrote, and `copy-from` reads again. Pure."""
+"""The manifest of a copy, which `copy-to` writes and `copy-from` can read. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION: Final = 1
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
-    """One file of a copy; `path` lies below the folder of its manifest."""
+    """One file of a copy. `path` is relative to the folder of the manifest."""
 
     path: str
     rows: int
@@ -25,11 +25,12 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 
 class CopyManifest(msgspec.Struct, frozen=True):
-    """Lists the files of a whole copy. Paths lie below the manifest's own folder."""
+    """Lists the files of a complete copy. Their paths are relative to the folder of the
+    manifest."""
 
     version: int
     copy: ObjectId
-    """Id of this copy and no other."""
+    """Unique id of this copy."""
     object: str
     as_of: Time
     format: str
@@ -40,12 +41,12 @@ class CopyManifest(msgspec.Struct, frozen=True):
 
 
 def encode_manifest(manifest: CopyManifest) -> bytes:
-    """Return the manifest as JSON that people can read."""
+    """Encode the manifest as readable JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def decode_manifest(text: bytes, path: str) -> CopyManifest:
-    """Return the manifest that `path` holds. Raises `InvalidUsage` for what is none."""
+    """Decode the manifest read from `path`. Raises `InvalidUsage` if it is not a manifest."""
     try:
         return msgspec.json.decode(text, type=CopyManifest)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,24 +1,24 @@
-"""The delta plan: how an output delta is computed from input deltas and touched state.
+"""The delta plan: how a view's changes are computed from its inputs' changes and the state that
+they touch.
 
-A small algebra over *updates*: every relation here has its columns plus ``__time`` and
-``__diff``. The same plan runs on Spark (`actors.engine.spark`) and in pure Python
-(`actors.testing`).
+A small algebra over *updates*: every relation here has its columns plus ``__time`` and ``__diff``.
+The same plan runs on Spark (`actors.engine.spark`) and in pure Python (`actors.testing`).
 
-Inputs of a stratum are named (`plan.input_names` makes and takes apart the names):
+The inputs of a stratum have names (see `plan.input_names`):
 
-- ``d{n}``  the delta of import n: its updates with ``lo <= time < hi``;
-- ``s{n}``  the state of import n: (a superset of) its updates with ``time < lo`` that the
-  delta can touch; times below `lo` carry no meaning and may have been advanced;
-- ``n{k}``  of the rows ``s{n}`` at least those that are near changes (`DeltaPlan.nearby`);
-- ``k{n}``  of the changes ``d{n}`` those up to the edges of their groups (`DeltaPlan.covered`);
-- ``h{k}``  hidden state k: (a superset of) the touched groups at ``< lo``;
-- ``r{k}``  the output of stratum k of the same step;
-- ``c{k}``  the rows of hidden state k that come due in the step (`HiddenState.due`), each at that
-  time: changes that the clock alone makes;
-- ``i0``    one row with the step's interval, `lo` and `hi`, at time 0.
+- ``d{n}``: the changes of import n, its updates with ``lo <= time < hi``.
+- ``s{n}``: the state of import n, at least those of its updates with ``time < lo`` that the changes
+  can touch. Times below `lo` have no meaning and may have been advanced.
+- ``n{k}``: at least those rows of ``s{n}`` that are near changes (`DeltaPlan.nearby`).
+- ``k{n}``: the changes ``d{n}`` up to the edges of their groups (`DeltaPlan.covered`).
+- ``h{k}``: hidden state k, at least its touched groups at ``time < lo``.
+- ``r{k}``: the output of stratum k of the same step.
+- ``c{k}``: the rows of hidden state k that come due in the step (`HiddenState.due`), each at its
+  due time. These are changes that the clock alone makes.
+- ``i0``: a single row with the step's interval, `lo` and `hi`, at time 0.
 
-A step is a function of its interval and these inputs alone, and its output is right at every
-time in the interval: join pairs take the greater time, aggregates run over (group, time).
+A step is a function of its interval and these inputs, and its output is right at every time in the
+interval: a join pair has the later of the two times, and aggregates run over (group, time).
 """
 
 from __future__ import annotations
@@ -39,41 +39,42 @@ INTERVAL_SCHEMA: Final = TableSchema((TableColumn("lo", "bigint"), TableColumn("
 OUTPUT_PREFIX: Final = "o_"
 TO: Final = "__to"
 DUE_BUCKET_MS: Final = 1000
-"""Milliseconds that share one value of `HiddenState.bucket`."""
+"""Milliseconds that share a value of `HiddenState.bucket`."""
 ROW_COUNT: Final = "n"
-"""The column of a grouping that counts its rows."""
+"""Column of a grouping that counts its rows."""
 
 
-# Nodes are stored in the catalog, and their bytes are the plan's fingerprint: tags and the order
-# of fields stay for ever. A field that is added comes last and is left out while it has its default
-# (`omit_defaults`), so plans that do not use it keep their fingerprint.
+# Nodes are stored in the catalog, and their bytes are the plan's fingerprint. So tags and the order
+# of fields never change. A new field comes last and is omitted while it has its default
+# (`omit_defaults`), so that plans that do not use it keep their fingerprint.
 class NamedInput(msgspec.Struct, frozen=True, tag="Input"):
-    """A named input (see the module's text), with the columns it has."""
+    """A named input (see the module docstring) with its columns."""
 
     name: str
     columns: tuple[str, ...]
 
 
 class FilterRows(msgspec.Struct, frozen=True, tag="Where"):
-    """Updates for whose row the predicate is true."""
+    """The updates whose row satisfies the predicate."""
 
     input: Node
     predicate: str
 
 
 class SelectColumns(msgspec.Struct, frozen=True, tag="Select"):
-    """Computed columns; time and diff pass through."""
+    """Computed columns. Time and diff are passed through."""
 
     input: Node
     columns: tuple[NamedExpression, ...]
 
 
 class RowLifetimes(msgspec.Struct, frozen=True, tag=True):
-    """Updates of rows that exist only for a while: each at the later of its own time and `begins`,
-    and retracted at `ends`; none for a row that ends before it begins.
+    """Updates of rows that exist for a limited time.
 
-    `begins` and `ends` are columns of milliseconds, none of them NULL; empty: there is no such
-    bound. Updates at `hi` or later are left out. `interval` is the step's.
+    Each row appears at the later of its own time and `begins`, and is retracted at `ends`. A row
+    that would end before it begins does not appear. `begins` and `ends` are columns of milliseconds
+    without NULLs; "" means that there is no such bound. Updates at `hi` or later are left out.
+    `interval` is the step's.
     """
 
     input: Node
@@ -83,7 +84,7 @@ class RowLifetimes(msgspec.Struct, frozen=True, tag=True):
 
 
 class WeighRows(msgspec.Struct, frozen=True, tag="Weigh"):
-    """Diffs multiplied by an integer expression over the columns: ``-1``, or a count ``n``.
+    """Diffs multiplied by an integer expression over the columns, such as ``-1`` or a count ``n``.
 
     Updates whose diff becomes 0 are left out.
     """
@@ -93,10 +94,11 @@ class WeighRows(msgspec.Struct, frozen=True, tag="Weigh"):
 
 
 class PairRows(msgspec.Struct, frozen=True, tag="Pair"):
-    """Inner join: every matching pair, at the greater time, with the product of the diffs.
+    """Inner join: every matching pair, with the later of the two times and the product of the
+    diffs.
 
-    `equal` and `same` hold (left expression, right expression); `same` compares null-safe.
-    Without any it is a cross product.
+    `equal` and `same` contain (left expression, right expression); `same` compares null-safe.
+    Without either it is a cross product.
     """
 
     left: Node
@@ -107,13 +109,13 @@ class PairRows(msgspec.Struct, frozen=True, tag="Pair"):
 
 
 class MatchState(msgspec.Struct, frozen=True, tag="Match"):
-    """Plain join of `left` to a state: an outer, semi or anti join in one go, without deltas.
+    """Joins `left` to a state in one operation, without deltas: an outer, semi or anti join.
 
-    `right` (and of kind ``full`` also `left`) is a state: rows of positive weight whose times
-    carry no meaning. `kind`: ``left`` and ``full`` (as SQL: pairs, and rows without a match
-    padded with NULL), ``semi`` and ``anti`` (rows of `left` with, without a match; its columns
-    alone). Times are the left row's (0 for a padded right row); diffs are the product of both,
-    those of a row without a partner its own.
+    `right` (and for ``full`` also `left`) is a state: rows of positive weight whose times have no
+    meaning. The kinds ``left`` and ``full`` are SQL's (pairs, and rows without a match padded with
+    NULL); ``semi`` and ``anti`` keep the rows of `left` with or without a match, with the columns
+    of `left`. Times are those of the left row, 0 for a padded right row. The diff of a pair is the
+    product of both diffs; a row without a match keeps its own.
     """
 
     left: Node
@@ -125,8 +127,8 @@ class MatchState(msgspec.Struct, frozen=True, tag="Match"):
 
 
 class ExpandRows(msgspec.Struct, frozen=True, tag="Expand"):
-    """Every update once for each of the integers below `count`, which the new column `tag` (an
-    int) holds behind the input's columns."""
+    """Repeats every update for each of the integers below `count`. The new column `tag` (an int)
+    after the input's columns contains the integer."""
 
     input: Node
     tag: str
@@ -134,8 +136,9 @@ class ExpandRows(msgspec.Struct, frozen=True, tag="Expand"):
 
 
 class GenerateRows(msgspec.Struct, frozen=True, tag="Generate"):
-    """Every update once for each row that a generator (``explode(…)``) makes of it, whose `columns`
-    stand behind the input's; with `outer` once, padded with NULL, where it makes none."""
+    """Repeats every update for each row that a generator such as ``explode(…)`` makes of it. The
+    generator's `columns` follow the input's. With `outer`, an update for which it makes no row is
+    kept, padded with NULL."""
 
     input: Node
     generator: str
@@ -144,22 +147,22 @@ class GenerateRows(msgspec.Struct, frozen=True, tag="Generate"):
 
 
 class UnionRows(msgspec.Struct, frozen=True, tag="Union"):
-    """All updates of all inputs; columns by name.
+    """The updates of all inputs, matched by column names.
 
-    A column that is the bare expression ``NULL`` in an input takes its type from the first
-    input, which has types for all.
+    A column that is the bare expression ``NULL`` in an input takes its type from the first input,
+    which has types for all columns.
     """
 
     inputs: tuple[Node, ...]
 
 
 class AdditiveMeasure(msgspec.Struct, frozen=True):
-    """One additive hidden column of an aggregate.
+    """An additive hidden column of an aggregate.
 
-    ``count``: sum of diffs where `argument` is not NULL; ``sum``: sum of argument × diff, with
-    NULLs left out; ``sum_bigint``: the same of a bigint, which may be summed in halves. `type`
-    is the hidden column's Spark type, wide enough not to overflow where the query's own result
-    does not.
+    ``count`` is the sum of the diffs where `argument` is not NULL. ``sum`` is the sum of argument ×
+    diff without NULLs. ``sum_bigint`` is the same for a bigint, which may be summed in halves.
+    `type` is the Spark type of the hidden column, wide enough that it overflows only if the query's
+    own result does.
     """
 
     name: str
@@ -169,7 +172,7 @@ class AdditiveMeasure(msgspec.Struct, frozen=True):
 
 
 class ReduceGroups(msgspec.Struct, frozen=True, tag="Reduce"):
-    """Contributions: per (keys, time) the sum of diffs as ``n``, and each measure.
+    """Contributions to groups: for each (keys, time) the sum of diffs as ``n``, and each measure.
 
     Output columns: keys, ``n``, measures, ``__time``, ``__diff`` (always 1).
     """
@@ -180,16 +183,16 @@ class ReduceGroups(msgspec.Struct, frozen=True, tag="Reduce"):
 
 
 class AccumulateTotals(msgspec.Struct, frozen=True, tag="Accumulate"):
-    """Running totals: hidden rows before and after each touched (group, time).
+    """Running totals: the hidden rows before and after each touched (group, time).
 
-    `contributions` are a `ReduceGroups`'s columns; `hidden` has keys, ``n`` and measures, one row a
-    group at ``< lo``. At each touched (group, t) it emits the group's total before t with diff
-    -1 and its total at t with diff +1, both at time t; a total with ``n = 0`` is not emitted,
-    except for the global aggregate (no keys), whose one row exists also when it is empty, from
-    the first hydration on. Groups compare null-safe.
+    `contributions` has the columns of `ReduceGroups`; `hidden` has keys, ``n`` and measures, with
+    one row per group at ``time < lo``. For each touched (group, t) it emits the group's total
+    before t with diff -1 and its total at t with diff +1, both at time t. A total with ``n = 0`` is
+    not emitted, except for the global aggregate (no keys), whose single row exists even when it is
+    empty, from the first hydration on. Groups compare null-safe.
 
-    With `flips` (no measures) its columns are the keys alone: it emits +1 where a group comes
-    (``n`` from 0 to more) and -1 where it goes, and nothing else.
+    With `flips` (and no measures) the output has only the keys: +1 where a group appears (``n``
+    rises above 0) and -1 where it disappears.
     """
 
     contributions: Node
@@ -200,7 +203,8 @@ class AccumulateTotals(msgspec.Struct, frozen=True, tag="Accumulate"):
 
 
 class SparkCall(msgspec.Struct, frozen=True):
-    """An aggregate as Spark itself evaluates it: ``max(x)``; `type` is the result's."""
+    """An aggregate as Spark itself evaluates it, such as ``max(x)``. `type` is the type of the
+    result."""
 
     name: str
     text: str
@@ -208,15 +212,15 @@ class SparkCall(msgspec.Struct, frozen=True):
 
 
 class RecomputeGroups(msgspec.Struct, frozen=True, tag="Recompute"):
-    """Aggregates of touched groups computed afresh, for functions that no sum can keep.
+    """Recomputes the aggregates of touched groups, for functions that no sum can maintain.
 
-    `old` are (a superset of) the touched groups' rows below `lo`, `changes` the updates since.
-    At each (group, t) that `changes` touch it emits the aggregates over the group's rows before
-    t with diff -1 (if there were any) and those up to t with diff +1 (if there are any); a row
-    of weight w counts w times. Output columns: keys, then calls. Without keys the one group has
-    a row also when it is empty, from the first hydration (``lo = 0``) on, as in `AccumulateTotals`;
-    with `begins`, for an old state, from time 0 on where there is one (``lo > 0``). Groups compare
-    null-safe.
+    `old` is at least the touched groups' rows below `lo`, and `changes` are the updates since. For
+    each (group, t) that `changes` touch it emits the aggregates over the group's rows before t with
+    diff -1 (if there were any) and those over the rows up to t with diff +1 (if there are any). A
+    row of weight w counts w times. Output columns: keys, then calls. Without keys, the single group
+    has a row even when it is empty, from the first hydration (``lo = 0``) on, as in
+    `AccumulateTotals`; with `begins`, for an old state, from time 0 if there is one (``lo > 0``).
+    Groups compare null-safe.
     """
 
     old: Node
@@ -227,8 +231,8 @@ class RecomputeGroups(msgspec.Struct, frozen=True, tag="Recompute"):
 
 
 class WindowColumn(msgspec.Struct, frozen=True):
-    """A window function over the rows of one partition at one time: its function, the order
-    within the partition, and its frame."""
+    """A window function over the rows of one partition at one time: its function, the order within
+    the partition, and its frame."""
 
     name: str
     function: str
@@ -237,8 +241,8 @@ class WindowColumn(msgspec.Struct, frozen=True):
 
 
 class WindowLayer(msgspec.Struct, frozen=True):
-    """Windows over rows that have windows themselves: what is made of those rows, and a column for
-    each call over the partitions by `keys`."""
+    """Window functions over rows that may have window functions themselves: the columns made of
+    those rows, and a column for each call over the partitions by `keys`."""
 
     columns: tuple[NamedExpression, ...]
     keys: tuple[str, ...]
@@ -246,12 +250,12 @@ class WindowLayer(msgspec.Struct, frozen=True):
 
 
 class RecomputeRows(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """The rows of touched partitions with window functions over them, computed afresh.
+    """Recomputes the rows of touched partitions with the window functions over them.
 
-    `old` are (a superset of) the touched partitions' rows below `lo`, `changes` the updates since.
-    At each (partition, t) that `changes` touch it emits the partition's rows before t with
-    negative diffs and those up to t with positive ones, each with its `calls`; a row of weight w
-    is w rows. What stays the same occurs with both signs. Partitions compare null-safe.
+    `old` is at least the touched partitions' rows below `lo`, and `changes` are the updates since.
+    For each (partition, t) that `changes` touch it emits the partition's rows before t with
+    negative diffs and those up to t with positive diffs, each with its `calls`. A row of weight w
+    stands for w rows. Rows that do not change occur with both signs. Partitions compare null-safe.
     """
 
     old: Node
@@ -259,7 +263,7 @@ class RecomputeRows(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     keys: tuple[str, ...]
     calls: tuple[WindowColumn, ...]
     above: tuple[WindowLayer, ...] = ()
-    """Layers, each over the rows of the one before it; `keys` are among its own columns."""
+    """Layers, each over the rows of the previous one. `keys` are among its own columns."""
 
 
 class TopGate(msgspec.Struct, frozen=True, tag=True):
@@ -273,7 +277,7 @@ class TopGate(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopCovered(msgspec.Struct, frozen=True, tag=True):
-    """The `changes` up to the edge of their group in an order (peers of it among them), and all
+    """The `changes` up to the edge of their group in an order, including peers of the edge, and all
     changes of groups without a row in `edges`."""
 
     changes: Node
@@ -283,9 +287,9 @@ class TopCovered(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopShortage(msgspec.Struct, frozen=True, tag=True):
-    """The keys of groups that have an edge and in which at some time fewer than `count` rows are
-    left of the `candidates` and the `changes` since. Without keys a row with the one column
-    ``short``, or none."""
+    """The keys of groups with an edge in which at some time fewer than `count` rows are left of the
+    `candidates` and the `changes` since. Without keys, a single row with the column ``short``, or
+    none."""
 
     changes: Node
     candidates: Node
@@ -297,11 +301,11 @@ class TopShortage(msgspec.Struct, frozen=True, tag=True):
 class TopCandidates(msgspec.Struct, frozen=True, tag=True):
     """The changes of groups' first rows and edges at the end of a step (`views.rule_top`).
 
-    A group's new candidates are the old ones and the `changes`; of a group of which `shortage` has
-    a row they are all of `rows`, as of before the step, and the changes. Where they are more than
-    `most`, or after a shortage, the first `kept` of them stay (with the peers of the last), and the
-    last of those is the edge if others were left out. Emits how the candidates of groups with
-    changes differ from those before, and, with true in the column `mark`, how the edges do.
+    The new candidates of a group are the old ones plus the `changes`. For a group with a row in
+    `shortage` they are all of `rows`, as of before the step, plus the changes. If there are more
+    than `most`, or after a shortage, the first `kept` of them stay (with the peers of the last),
+    and the last of those is the edge if others were left out. Emits the changes of the candidates
+    in groups with changes and, with true in the column `mark`, the changes of the edges.
     """
 
     rows: Node
@@ -317,7 +321,7 @@ class TopCandidates(msgspec.Struct, frozen=True, tag=True):
 
 
 class ConsolidateRows(msgspec.Struct, frozen=True, tag="Consolidate"):
-    """Sums the diffs of equal (row, time) and drops zeros; rows compare null-safe."""
+    """Sums the diffs of equal (row, time) and drops zeros. Rows compare null-safe."""
 
     input: Node
 
@@ -346,7 +350,7 @@ Node: TypeAlias = (
 
 
 def columns_of(node: Node) -> tuple[str, ...]:
-    """Return the columns that a node makes, without time and diff."""
+    """Return the columns that a node produces, without time and diff."""
     match node:
         case NamedInput(columns=columns):
             return columns
@@ -386,7 +390,7 @@ def columns_of(node: Node) -> tuple[str, ...]:
 
 
 def tops(node: TopGate | TopCovered | TopShortage | TopCandidates) -> tuple[Node, ...]:
-    """Return the nodes that a part of a limit reads."""
+    """Return the nodes that a node of a limit reads."""
     match node:
         case TopGate():
             return node.input, node.switch
@@ -399,7 +403,7 @@ def tops(node: TopGate | TopCovered | TopShortage | TopCandidates) -> tuple[Node
 
 
 def inputs_below(node: Node) -> Iterator[NamedInput]:
-    """Yield the inputs of a tree, as often as they are named."""
+    """Yield the named inputs of a tree, each as often as it occurs."""
     match node:
         case NamedInput():
             yield node
@@ -434,53 +438,54 @@ def inputs_below(node: Node) -> Iterator[NamedInput]:
 
 
 class StateLookup(msgspec.Struct, frozen=True):
-    """State of import `target` that a step needs: the rows whose key columns match.
+    """The state of import `target` that a step needs: the rows whose key columns match.
 
-    `key` are columns of the target (its own names). `origins` say where key values come from:
-    each is (input name, columns): ``d2`` for the delta of import 2, ``s1`` for rows of import 1
-    that an earlier lookup of this plan returned, ``r0`` for the output of stratum 0; an empty
-    column name there stands for NULL. An empty `key` asks for the whole state; with origins only
-    where any of these has a row: a small side of a join without equality seldom changes. A lookup
-    returns at least what Spark would match, NULL matching NULL.
+    `key` contains columns of the target, by its own names. `origins` say where key values come
+    from. Each is (input name, columns): ``d2`` for the changes of import 2, ``s1`` for rows of
+    import 1 that an earlier lookup of this plan returned, ``r0`` for the output of stratum 0. An
+    empty column name stands for NULL. An empty `key` reads the whole state, but if there are
+    origins only when one of them has a row: the small side of a join without equality seldom
+    changes. A lookup returns at least what Spark would match, where NULL matches NULL.
     """
 
     target: str
-    """``s{n}`` or ``h{k}``: the input that it fills."""
+    """The input that it fills, ``s{n}`` or ``h{k}``."""
     key: tuple[str, ...]
     origins: tuple[tuple[str, tuple[str, ...]], ...]
     nulls: bool = True
-    """True if NULL must match NULL; else key values with a NULL may be passed over."""
+    """True if NULL must match NULL; otherwise key values with a NULL may be skipped."""
     number: int = -1
-    """Number of its own in the plan. A lookup stands in several strata if its origins get rows
-    anew."""
+    """Number of the lookup in the plan. It occurs in several strata if its origins get new rows."""
     fills: tuple[tuple[int, ...], ...] = ()
-    """Lookups whose rows each origin means, by number; none: all rows of the input. Rows that one
-    term of a join finds must not lead another further."""
+    """For each origin, the numbers of the lookups whose rows it means; empty for all rows of the
+    input. Rows that one term of a join finds must not drive the lookups of another."""
 
 
 class PlanStratum(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One Spark run: its lookups, in order, then its node; the output is ``r{index}``."""
+    """One Spark run: its lookups, in order, and then its node. The output is ``r{index}``."""
 
     lookups: tuple[StateLookup, ...]
     node: Node
     inputs: tuple[str, ...]
-    """Names of all inputs the node reads."""
+    """Names of all inputs that the node reads."""
     usual: tuple[str, ...] = ()
-    """Inputs of which it needs rows while no stratum that seldom makes a row has made one; only in
-    a plan that has such strata."""
+    """Inputs of which it needs rows while no stratum that seldom makes a row has made one. Only in
+    a plan with such strata."""
     seldom: bool = False
-    """True if it seldom makes a row. A run may be optimistic: it counts as if this made none, and
-    the step is void where the answer tells of one (`DeltaPlan`)."""
+    """True if it seldom makes a row. An optimistic run assumes that it makes none; if the answer
+    shows a row, the step is void (`DeltaPlan`)."""
     ranges: tuple[ComparedRange, ...] = ()
-    """Limits of what lookups without a key read."""
+    """Ranges that limit what lookups without a key read."""
 
 
 def missed_later(
     strata: Sequence[PlanStratum], first: int, last: int, *, optimistic: bool = False
 ) -> bool:
     """Return whether later strata read an output that a run of strata `first` to `last` does not
-    hand out: it hands out the last one's alone. With `optimistic`, strata that seldom make a row do
-    not count."""
+    return. A run returns only the output of its last stratum.
+
+    With `optimistic`, strata that seldom make a row are ignored.
+    """
     inner = {
         InputKind.RESULT.text(k)
         for k in range(first, last)
@@ -495,10 +500,10 @@ def missed_later(
 
 
 class HiddenState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Durable hidden state of one grouping: schema and its key columns.
+    """The durable hidden state of one grouping: its schema and key columns.
 
-    A temporal filter's has a column `due`, the time when a row comes due in milliseconds, and a
-    column `bucket`, that time divided by `DUE_BUCKET_MS`.
+    The state of a temporal filter has a column `due`, the time in milliseconds at which a row comes
+    due, and a column `bucket`, that time divided by `DUE_BUCKET_MS`.
     """
 
     schema: TableSchema
@@ -508,85 +513,87 @@ class HiddenState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EagerSums(msgspec.Struct, frozen=True):
-    """Sums of an import that are taken below a join, by its key (`views.rule_eager`)."""
+    """Sums of an import that are computed below a join, by the join's key (`views.rule_eager`)."""
 
     input_index: int = msgspec.field(name="source")
     columns: tuple[str, ...]
     """Key columns, by the table's own names."""
     rows_for_each: int
-    """About how many rows of it there were for each row that they are joined to, when the view was
-    made; 0 if unknown."""
+    """Approximate number of its rows for each row that they are joined to, when the view was
+    created; 0 if unknown."""
 
 
 class DeltaColumns(msgspec.Struct, frozen=True):
-    """Place of one delta in the table of all deltas (`DeltaPlan`)."""
+    """The position of one delta in the table of all deltas (`DeltaPlan`)."""
 
     names: tuple[str, ...]
     """Its columns there, in the order of `schema`."""
     schema: TableSchema
     bit: int
-    """Rows whose ``__to`` has this bit belong to it; 0: all rows do, and there is no ``__to``."""
+    """Bit of ``__to`` that marks its rows; 0 if all rows belong to it and there is no ``__to``."""
 
 
 class DeltaPlan(msgspec.Struct, frozen=True):
-    """All that a dataflow needs to maintain one view.
+    """Everything that a dataflow needs to maintain one view.
 
-    Without `hidden` the last stratum's output has the view's columns under their own names.
-    With it, one table carries all deltas: the view's columns prefixed ``o_``, those of hidden
-    state k prefixed ``h{k}_``, and ``__to`` (int), whose bit 0 says that the row belongs to the
-    view's delta, bit k + 1 to that of hidden state k; columns of what a row does not belong to
-    carry no meaning. The bit above all of these tells of a row of a stratum that seldom makes one.
-    With ``mode == "opaque"`` there are no strata: the view is `sql`, recomputed at each time and
-    subtracted.
+    Without `hidden`, the output of the last stratum has the view's columns under their own names.
+    With it, one table has all deltas: the view's columns with the prefix ``o_``, those of hidden
+    state k with the prefix ``h{k}_``, and ``__to`` (int). Bit 0 of ``__to`` says that the row
+    belongs to the view's delta, bit k + 1 that it belongs to the delta of hidden state k; the
+    columns of other deltas have no meaning in that row. The bit above these marks a row of a
+    stratum that seldom makes one. With ``mode == "opaque"`` there are no strata: `sql` is
+    recomputed at each time and the old contents are subtracted.
     """
 
     inputs: tuple[str, ...] = msgspec.field(name="sources")
-    """Names of the imports, as `sql` writes them."""
+    """Names of the imports, as `sql` spells them."""
     input_schemas: tuple[TableSchema, ...] = msgspec.field(name="source_schemas")
     output: TableSchema
     sql: str
-    """The view's own text: hydration of opaque views, recomputation, the oracle."""
+    """The view's own query, for hydrating opaque views, recomputation, and the test oracle."""
     mode: str
-    """The weakest of its nodes: ``incremental``, ``keyed`` (touched groups are computed
-    afresh), ``opaque``."""
+    """The weakest mode of its nodes: ``incremental``, ``keyed`` (touched groups are recomputed) or
+    ``opaque``."""
     reason: str
-    """Reason why it is not incremental, or what it reads whole at times although it is."""
+    """Why it is not incremental, or what it sometimes reads in full although it is."""
     strata: tuple[PlanStratum, ...] = ()
     hidden: tuple[HiddenState, ...] = ()
     conf: tuple[tuple[str, str], ...] = ()
-    """Spark settings that belong to the view (ANSI mode, time zone)."""
+    """Spark settings that belong to the view, such as ANSI mode and time zone."""
     fingerprint: str = ""
     policy: str = AUTO
     """The refresh policy (`views.fingerprint`)."""
     tree: str = ""
-    """The relational plan for people, a node a line."""
+    """The relational plan for display, one node per line."""
     nearby: tuple[NearbyRows, ...] = ()
-    """Rows of each input ``n{k}``."""
+    """The nearby rows of each input ``n{k}``."""
     covered: tuple[CoveredChanges, ...] = ()
-    """Changes of each input ``k{n}``."""
+    """The covered changes of each input ``k{n}``."""
     eager: tuple[EagerSums, ...] = ()
-    """Sums below a join; a view that is compiled again goes on with them."""
+    """Sums below a join. A view keeps them when it is compiled again."""
     eager_open: bool = False
-    """True if these sums could not be chosen: a table had no rows when the view was made."""
+    """True if these sums could not be chosen because a table had no rows when the view was
+    created."""
 
     @property
     def temporal(self) -> bool:
-        """Return whether contents change as time passes, without a change of an import."""
+        """Return whether the contents change as time passes, without a change of an import."""
         return any(state.due for state in self.hidden)
 
     @property
     def optimistic(self) -> bool:
-        """Return whether steps first count on some strata to make no rows."""
+        """Return whether steps first assume that some strata make no rows."""
         return any(stratum.seldom for stratum in self.strata)
 
     @property
     def keeps_state(self) -> bool:
-        """Return whether a step reads anything but the changes."""
+        """Return whether a step reads anything besides changes."""
         return bool(self.hidden) or any(stratum.lookups for stratum in self.strata)
 
     @property
     def deltas(self) -> tuple[DeltaColumns, ...]:
-        """Return the deltas that the last stratum makes: the view's, then each hidden state's."""
+        """Return the deltas that the last stratum makes: the view's, then that of each hidden
+        state."""
         if not self.hidden:
             return (DeltaColumns(self.output.names, self.output, 0),)
         prefixed = [(OUTPUT_PREFIX, self.output)]
@@ -598,12 +605,12 @@ class DeltaPlan(msgspec.Struct, frozen=True):
 
     @property
     def seldom_bit(self) -> int:
-        """Return the bit of ``__to`` that rows of strata which seldom make one have."""
+        """Return the bit of ``__to`` that marks rows of strata that seldom make one."""
         return 2 << len(self.hidden)
 
     @property
     def made_columns(self) -> tuple[TableColumn, ...]:
-        """Return the columns that the last stratum makes, but for time and diff."""
+        """Return the columns that the last stratum makes, without time and diff."""
         columns = [
             TableColumn(name, column.type)
             for delta in self.deltas
@@ -612,8 +619,8 @@ class DeltaPlan(msgspec.Struct, frozen=True):
         return tuple([*columns, TableColumn(TO, "int")] if self.hidden else columns)
 
     def input_schema(self, name: str) -> TableSchema | None:
-        """Return the schema of an input other than a stratum's output; None if there is no such
-        input."""
+        """Return the schema of an input that is not the output of a stratum; None if there is no
+        such input."""
         if name == INTERVAL:
             return INTERVAL_SCHEMA
         found = InputName.find(name)
@@ -632,7 +639,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
         return schemas[found.number] if found.number < len(schemas) else None
 
     def whole_inputs(self) -> dict[str, int]:
-        """Return the inputs of a run from scratch, each with the import whose contents it is given.
+        """Return the inputs of a run from scratch, each with the import whose contents it gets.
 
         Without earlier rows all changes are up to the edges.
         """
@@ -642,7 +649,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
         return found
 
     def input_names(self) -> list[str]:
-        """Return the names of all inputs but strata's outputs."""
+        """Return the names of all inputs except the outputs of strata."""
         of_imports = InputKind.CHANGES, InputKind.STATE
         of_hidden = InputKind.HIDDEN, InputKind.DUE
         found = [kind.text(i) for i in range(len(self.input_schemas)) for kind in of_imports]
@@ -662,7 +669,7 @@ def hidden_prefix(number: int) -> str:
 
 
 def narrow_schema(schema: TableSchema, name: str, strata: Iterable[PlanStratum]) -> TableSchema:
-    """Return the columns of the input `name` that the strata read."""
+    """Return the schema with only those columns of the input `name` that the strata read."""
     read = {
         column
         for stratum in strata
@@ -674,7 +681,8 @@ def narrow_schema(schema: TableSchema, name: str, strata: Iterable[PlanStratum])
 
 
 def columns_kept(schema: TableSchema, read: Set[str]) -> tuple[TableColumn, ...]:
-    """Return a schema's columns that are read; of rows that are only counted, the first.
+    """Return the columns of a schema that are read. If rows are only counted, return the first
+    column.
 
     >>> types = {"id": "int", "at": "date", "x": "int"}
     >>> schema = TableSchema(tuple(TableColumn(*each) for each in types.items()))
@@ -687,10 +695,10 @@ def columns_kept(schema: TableSchema, read: Set[str]) -> tuple[TableColumn, ...]
 
 
 def aggregate_below_unions(plan: DeltaPlan) -> DeltaPlan:
-    """Return the plan with every union that retracts rows summed up before anything is computed of
-    its rows: no expression then raises for a row that is gone in the end.
+    """Return the plan with every union that retracts rows consolidated before anything is computed
+    from its rows. Then no expression fails for a row that is gone in the end.
 
-    Only a view computed from scratch needs it, and only if it raises: a step that raises is
+    Only a view computed from scratch needs this, and only if it fails: a step that fails is
     computed from scratch.
     """
     made: dict[Node, Node] = {}
@@ -711,7 +719,7 @@ def _unions_summed(node: Node, made: dict[Node, Node]) -> Node:
         if isinstance(node, UnionRows):
             inputs = tuple(_unions_summed(each, made) for each in node.inputs)
             whole: Node = UnionRows(inputs)
-            # A weighed input may retract rows of the others.
+            # An input with weights may retract rows of the others.
             takes_back = any(isinstance(each, WeighRows) for each in node.inputs)
             made[node] = ConsolidateRows(whole) if takes_back else whole
         else:

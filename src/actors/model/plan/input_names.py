@@ -1,7 +1,7 @@
-"""Names of the inputs of a delta plan: a letter for the kind, then a number, as in ``d0``.
+"""Names of the inputs of a delta plan: a letter for the kind and a number, as in ``d0``.
 
-Plans, jobs and files hold the names as text; code makes and takes apart the text with the types
-here. `actors.model.plan.delta` says what rows each kind of input has.
+Plans, jobs and files contain the names as text. Code composes and parses them with the types here.
+`actors.model.plan.delta` says which rows each kind of input has.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from typing import Final, NamedTuple
 from actors.runtime.errors import InvalidUsage
 
 _NAMES_KNOWN_MAX: Final = 4096
-"""Names whose parts are kept; a job of a stranger may bring any number of texts."""
+"""Number of parsed names to cache. It is bounded, because a foreign job may contain any texts."""
 
 
-# A letter and a number, as these names are also prefixes of columns and names in Spark's text.
+# A letter and a number, because the names are also prefixes of columns and names in Spark SQL.
 class InputKind(StrEnum):
     """The kinds of inputs of a delta plan, by their letters."""
 
     CHANGES = "d"
-    """The changes of an import in the step's interval; the number is the import's."""
+    """The changes of an import in the step's interval; numbered like imports."""
     STATE = "s"
-    """The rows of an import before the step that its changes can touch; numbered as imports are."""
+    """The rows of an import before the step that its changes can touch; numbered like imports."""
     HIDDEN = "h"
-    """The touched rows of a hidden state before the step; the number is the hidden state's."""
+    """The touched rows of a hidden state before the step; numbered like hidden states."""
     RESULT = "r"
-    """The output of a stratum of the same step; the number is the stratum's."""
+    """The output of a stratum of the same step; numbered like strata."""
     DUE = "c"
-    """The rows of a hidden state that come due in the step; numbered as hidden states are."""
+    """The rows of a hidden state that come due in the step; numbered like hidden states."""
     NEARBY = "n"
-    """The rows of an import's state that are near changes; a place in `DeltaPlan.nearby`."""
+    """The rows of an import's state that are near changes; numbered like `DeltaPlan.nearby`."""
     COVERED = "k"
-    """The changes of an import up to the edges of their groups; a place in `DeltaPlan.covered`."""
+    """The changes of an import up to the edges of their groups; numbered like
+    `DeltaPlan.covered`."""
     INTERVAL = "i"
-    """The one row with the step's interval; the number is 0."""
+    """The single row with the step's interval; its number is 0."""
 
     def text(self, number: int) -> str:
-        """Return the text that names an input of this kind.
+        """Return the name of an input of this kind.
 
         >>> InputKind.CHANGES.text(12)
         'd12'
@@ -47,17 +48,17 @@ class InputKind(StrEnum):
         return f"{self}{number}"
 
 
-# Tuples, not sets: `in` finds a member by identity, while an enum's hash is computed in Python.
+# Tuples and not sets, because `in` compares by identity, while an enum's hash runs Python code.
 _CHANGES: Final = (InputKind.CHANGES, InputKind.RESULT, InputKind.DUE, InputKind.COVERED)
 _STATE: Final = (InputKind.STATE, InputKind.HIDDEN, InputKind.NEARBY)
 _LOOKED_UP: Final = (InputKind.STATE, InputKind.HIDDEN)
-# The edges up to which changes are covered are looked up, so that the changes wait for them.
+# The edges up to which changes are covered are looked up, so the changes wait for them.
 _AFTER_LOOKUPS: Final = (*_LOOKED_UP, InputKind.COVERED)
 _OF_HIDDEN_STATES: Final = (InputKind.HIDDEN, InputKind.DUE)
 
 
 class InputName(NamedTuple):
-    """The name of an input, taken apart.
+    """The parsed name of an input.
 
     >>> InputName.parse("s3")
     InputName(kind=<InputKind.STATE: 's'>, number=3)
@@ -70,7 +71,7 @@ class InputName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> InputName:
-        """Return the parts of a name. Raises `InvalidUsage` if the text names no input.
+        """Parse a name. Raises `InvalidUsage` if the text is not the name of an input.
 
         >>> kind, number = InputName.parse("k10")
         >>> kind.name, number
@@ -86,7 +87,7 @@ class InputName(NamedTuple):
 
     @classmethod
     def find(cls, text: str) -> InputName | None:
-        """Return the parts of a name; None if the text names no input.
+        """Parse a name; None if the text is not the name of an input.
 
         >>> [InputName.find(text) for text in ("", "d", "x0", "d00", "d0_k")]
         [None, None, None, None, None]
@@ -95,12 +96,12 @@ class InputName(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the name as plans, jobs and files hold it."""
+        """Return the name as plans, jobs and files contain it."""
         return self.kind.text(self.number)
 
     @property
     def holds_changes(self) -> bool:
-        """Return whether the rows are changes in the step, as against state before it.
+        """Return whether the rows are changes in the step.
 
         >>> [kind.value for kind in InputKind if InputName(kind, 0).holds_changes]
         ['d', 'r', 'c', 'k']
@@ -118,7 +119,7 @@ class InputName(NamedTuple):
 
     @property
     def is_looked_up(self) -> bool:
-        """Return whether lookups fill the input: it may be the target of one.
+        """Return whether lookups fill the input, so that it may be the target of one.
 
         >>> [kind.value for kind in InputKind if InputName(kind, 0).is_looked_up]
         ['s', 'h']
@@ -136,7 +137,7 @@ class InputName(NamedTuple):
 
     @property
     def is_of_hidden_state(self) -> bool:
-        """Return whether the rows have the columns of a hidden state, whose number the name has.
+        """Return whether the rows have the columns of the hidden state with the name's number.
 
         >>> [kind.value for kind in InputKind if InputName(kind, 0).is_of_hidden_state]
         ['h', 'c']
@@ -144,11 +145,11 @@ class InputName(NamedTuple):
         return self.kind in _OF_HIDDEN_STATES
 
 
-# Nine digits at most: `int` refuses, with another error, what is thousands of digits long.
+# At most nine digits, because `int` raises another error for thousands of digits.
 _NAME: Final = re.compile(f"([{''.join(InputKind)}])(0|[1-9][0-9]{{0,8}})")
 
 
-# Bounded, as a job from outside may name anything.
+# Bounded, because a foreign job may name anything.
 @lru_cache(maxsize=_NAMES_KNOWN_MAX)
 def _parsed(text: str) -> InputName | None:
     found = _NAME.fullmatch(text)

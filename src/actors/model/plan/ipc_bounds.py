@@ -1,11 +1,11 @@
-"""Bounds of what an Arrow IPC stream of somebody else decodes to. Pure.
+"""Bounds on what a foreign Arrow IPC stream decodes to. Pure.
 
-A stream's bytes are used where they lie, so a frame's limit bounds them, but for three things: a
-compressed buffer announces its length, which is allocated; rows of some types take no bytes; and
-values that stand once for many rows (dictionaries, runs, views) become as many when they are
-stored. See `check_stream` for the first two, `check_values` for the last.
+The bytes of a stream are used in place, so the limit of frames bounds them, with three exceptions:
+a compressed buffer announces its length, which is allocated; rows of some types take no bytes; and
+values that stand for many rows (dictionaries, runs, views) are multiplied when they are stored.
+`check_stream` checks the first two, `check_values` the last.
 
-Source: Message.fbs of Apache Arrow; the layout of FlatBuffers' tables.
+Source: Message.fbs of Apache Arrow; the layout of FlatBuffers tables.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from actors.model.plan import arrow_compute as pc
 from actors.runtime.errors import MalformedFrame
 
 DECODED_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Most bytes that a stream decodes to where these are more than its own."""
+"""Most bytes to which a stream may decode, if that is more than its own size."""
 ROWS_FREE: Final = 16 * 1024 * 1024
-"""Rows that need no bytes; of more each has a bit at least."""
+"""Number of rows that may take no bytes. Beyond it, every row must have at least a bit."""
 _U16, _U32 = struct.Struct("<H"), struct.Struct("<I")
 _I32, _I64 = struct.Struct("<i"), struct.Struct("<q")
 _HEADER_TYPE, _HEADER = 1, 2
@@ -33,8 +33,11 @@ _NOT_COMPRESSED: Final = -1
 
 
 def check_stream(data: Any) -> None:
-    """Raise `MalformedFrame` for a stream that allocates more than it may, or has more rows than
-    bytes for them; Arrow's errors for one that is cut off."""
+    """Check a stream before it is decoded.
+
+    Raises `MalformedFrame` if it would allocate too much or has more rows than bytes for them, and
+    Arrow's errors if it is cut off.
+    """
     rows = allocated = 0
     for message in pa.ipc.MessageReader.open_stream(data):
         more_rows, more = message_bounds(message)
@@ -43,18 +46,18 @@ def check_stream(data: Any) -> None:
 
 
 def check_bounds(rows: int, allocated: int, stream_bytes: int) -> None:
-    """Raise `MalformedFrame` for what messages of a stream announce together."""
+    """Raise `MalformedFrame` if the messages of a stream together announce too much."""
     if not 0 <= rows <= max(ROWS_FREE, 8 * stream_bytes):
         raise MalformedFrame(f"an Arrow stream of {stream_bytes} bytes announces {rows} rows")
     if allocated > DECODED_BYTES_MAX:
         raise MalformedFrame(
-            f"an Arrow stream decompresses to {allocated} bytes: at most {DECODED_BYTES_MAX}"
+            f"an Arrow stream decompresses to {allocated} bytes (limit {DECODED_BYTES_MAX})"
         )
 
 
 def message_bounds(message: Any) -> tuple[int, int]:
-    """Return the rows of a message (`pyarrow.ipc.Message`), and what it allocates beside its own
-    bytes. Raises `MalformedFrame` for one that cannot be understood."""
+    """Return the number of rows of a message (`pyarrow.ipc.Message`), and the bytes that it
+    allocates in addition to its own. Raises `MalformedFrame` if the message is invalid."""
     metadata, body = memoryview(message.metadata), message.body
     try:
         root = _U32.unpack_from(metadata, 0)[0]
@@ -68,16 +71,16 @@ def message_bounds(message: Any) -> tuple[int, int]:
         at = _field(metadata, batch, _LENGTH)
         rows = _I64.unpack_from(metadata, at)[0] if at else 0
         if rows < 0:
-            raise MalformedFrame("an Arrow batch of less than no rows")
+            raise MalformedFrame("invalid Arrow batch: negative number of rows")
         if not _field(metadata, batch, _COMPRESSION):
             return rows, 0
         return rows, _announced(metadata, batch, memoryview(b"" if body is None else body))
     except (struct.error, IndexError):
-        raise MalformedFrame("an Arrow message that is cut off") from None
+        raise MalformedFrame("an Arrow message is cut off") from None
 
 
 def _announced(metadata: memoryview, batch: int, body: memoryview) -> int:
-    """Return the sum of the lengths to which compressed buffers say that they decompress."""
+    """Return the sum of the lengths to which compressed buffers claim to decompress."""
     at = _field(metadata, batch, _BUFFERS)
     if not at:
         return 0
@@ -86,7 +89,7 @@ def _announced(metadata: memoryview, batch: int, body: memoryview) -> int:
     for number in range(_U32.unpack_from(metadata, vector)[0]):
         place = vector + 4 + 16 * number
         offset, length = (_I64.unpack_from(metadata, place + step)[0] for step in (0, 8))
-        # Shorter ones are empty.
+        # Shorter buffers are empty.
         if length < 8:
             continue
         announced = _I64.unpack_from(body, offset)[0]
@@ -97,9 +100,9 @@ def _announced(metadata: memoryview, batch: int, body: memoryview) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Return where a field of a table stands; 0: it is not there."""
+    """Return the position of a field of a table; 0 if it is missing."""
     vtable = table - _I32.unpack_from(data, table)[0]
-    # A negative place would be read from the end.
+    # A negative position would count from the end.
     if vtable < 0:
         raise IndexError
     entry = 4 + 2 * number
@@ -116,12 +119,13 @@ def _table(data: memoryview, table: int, number: int) -> int:
     return at + int(_U32.unpack_from(data, at)[0])
 
 
-# -- Values that stand for many
+# -- values that stand for many rows
+# ----------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=256)
 def repeats(kind: pa.DataType) -> bool:
-    """Return whether values of a type may stand once for many rows, at any depth."""
+    """Return whether a value of a type may stand for many rows, at any depth."""
     types = pa.types
     if (
         types.is_dictionary(kind)
@@ -137,29 +141,28 @@ def repeats(kind: pa.DataType) -> bool:
 
 
 def check_values(table: pa.Table) -> pa.Table:
-    """Return a table. Raises `MalformedFrame` if its values would be more than they may when each
-    stands for itself."""
+    """Return a table. Raises `MalformedFrame` if its values would be too large when expanded."""
     total = 0
     for column in table.columns:
         if repeats(column.type):
             total += sum(_bytes_apart(chunk) for chunk in column.chunks)
     if total > DECODED_BYTES_MAX:
         raise MalformedFrame(
-            f"Arrow columns of {table.nbytes} bytes decode to {total}: at most {DECODED_BYTES_MAX}"
+            f"Arrow columns of {table.nbytes} bytes decode to {total} (limit {DECODED_BYTES_MAX})"
         )
     return table
 
 
 def _bytes_apart(values: pa.Array) -> int:
-    """Return at least what values take when each stands for itself."""
+    """Return a lower bound of the bytes that values take when expanded."""
     kind, types = values.type, pa.types
-    # Who casts an extension gets its storage.
+    # Casting an extension type gives its storage.
     if isinstance(kind, pa.BaseExtensionType):
         return _bytes_apart(values.storage)
     if types.is_dictionary(kind):
         return _repeated(values.dictionary, values.indices)
     if types.is_run_end_encoded(kind):
-        # The longest value for each row: runs need not be counted.
+        # Assume the longest value for each row, so that runs need not be counted.
         return len(values) * max(16, _longest(values.values))
     if types.is_list_view(kind) or types.is_large_list_view(kind):
         lengths = pc.cast(values.sizes, pa.int64())
@@ -183,7 +186,7 @@ def _repeated(entries: pa.Array, indices: pa.Array) -> int:
 
 
 def _longest(entries: pa.Array) -> int:
-    """Return at least the bytes of the longest entry."""
+    """Return a lower bound of the bytes of the longest entry."""
     if not len(entries):
         return 0
     if _is_text(entries.type):
@@ -193,12 +196,13 @@ def _longest(entries: pa.Array) -> int:
 
 
 def _lengths(texts: pa.Array) -> Any:
-    """Return the bytes of each text as NumPy's array."""
-    import numpy as np  # here: a client that is sent no such column starts without it
+    """Return the length of each text in bytes, as a NumPy array."""
+    import numpy as np  # imported here, so that a client without such columns starts without it
 
     kind = texts.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        # Arrow has no length of views: each begins with it, and takes 16 bytes.
+        # Arrow has no length function for views. Each view takes 16 bytes and starts with the
+        # length.
         views = np.frombuffer(texts.buffers()[1], np.int32)[::4]
         return np.maximum(views[texts.offset : texts.offset + len(texts)], 0).astype(np.int64)
     return pc.binary_length(texts).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)

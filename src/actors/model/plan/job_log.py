@@ -1,7 +1,7 @@
-"""The jobs that an engine has and the last ones that it had, for people to read. Pure.
+"""The current jobs of an engine and the last ones that ended, for display. Pure.
 
-An engine notes what happens to each job; times are given by its owner. Jobs are kept until they
-end, so as many as the engine's own limits allow; of ended ones the last `ended_max`.
+The owner of the log reports what happens to each job, with the times. Current jobs are bounded by
+the engine's own limits; of the jobs that have ended, the last `ended_max` are kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actors.runtime.measurement import ValueHistogram
 
 
 class JobNote(msgspec.Struct, frozen=True, gc=False):
-    """One job. `asked_ms` is of the wall clock; `waited_ms` and `ms` are durations."""
+    """One job. `asked_ms` is wall clock time; `waited_ms` and `ms` are durations."""
 
     id: str
     kind: str
@@ -24,7 +24,7 @@ class JobNote(msgspec.Struct, frozen=True, gc=False):
     asked_ms: int
     waited_ms: float
     ms: float | None = None
-    """Duration since it went to the engine; None if it has not."""
+    """Time since it was passed to the engine; None if it has not been."""
     spark_ms: float | None = None
     rows: int | None = None
     tasks_done: int | None = None
@@ -33,7 +33,7 @@ class JobNote(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def dataflow(self) -> str:
-        """Return the dataflow that wants it: the first part of its id."""
+        """Return the dataflow that requested the job: the first part of its id."""
         return self.id.partition("/")[0]
 
 
@@ -50,7 +50,9 @@ class JobLog:
 
     def __init__(self, ended_max: int) -> None:
         self._running: dict[str, _Running] = {}
+        """The current jobs by id, oldest first."""
         self._ended: deque[JobNote] = deque(maxlen=ended_max)
+        """The last jobs that ended, oldest first."""
         self.outcomes = {"done": 0, "failed": 0, "canceled": 0}
         """Number of jobs that have ended, by outcome."""
         self.waited = ValueHistogram()
@@ -59,23 +61,23 @@ class JobLog:
         """Seconds that they were in it."""
 
     def asked(self, job: Job, now_ms: int, monotonic_ms: float) -> None:
-        """Note a new job."""
+        """Record a new job."""
         self._running[job.job_id] = _Running(kind_of(job), now_ms, monotonic_ms)
 
     def started(self, job_id: str, monotonic_ms: float) -> None:
-        """Note that a job went to the engine, for the first time or again."""
+        """Record that a job was passed to the engine, for the first time or again."""
         found = self._running.get(job_id)
         if found is not None:
             found.started = monotonic_ms
 
     def progressed(self, progress: JobProgress) -> None:
-        """Note the progress of a job."""
+        """Record the progress of a job."""
         found = self._running.get(progress.job_id)
         if found is not None:
             found.tasks = (progress.tasks_done, progress.tasks)
 
     def ended(self, job_id: str, monotonic_ms: float, result: Answer | PenstockError | str) -> None:
-        """Note a job's answer, or its error (or the class of one)."""
+        """Record a job's answer, or its error or the error's class."""
         found = self._running.pop(job_id, None)
         if found is None:
             return
@@ -99,7 +101,7 @@ class JobLog:
         )
 
     def notes(self, monotonic_ms: float) -> tuple[JobNote, ...]:
-        """Return the current jobs, the oldest first, then the ended ones, the last one first."""
+        """Return the current jobs, oldest first, then the ended ones, latest first."""
         there = [
             _note(id_, found, monotonic_ms, "waiting" if found.started is None else "running")
             for id_, found in self._running.items()

@@ -1,8 +1,8 @@
-"""Jobs for the engine and their answers: declarative, complete, never closures.
+"""Jobs for the engine and their answers: declarative and complete, never closures.
 
-They are sent to the `SparkExecutor` actor (which adds a reply slot) and by it, as msgpack frames,
-to the child process that holds PySpark. Rows travel as Arrow IPC streams when small, as files when
-large. A job is a pure function of its message: sending it again gives the same answer.
+They are sent to the `SparkExecutor` actor (with a reply slot), and by it, as msgpack frames, to the
+child process that runs PySpark. Rows travel as Arrow IPC streams if small and as files if large. A
+job is a pure function of its message: sending it again gives the same answer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NO_UPPER: Final = 1 << 62
 """A bound beyond every time."""
 
 
-# Frames of these cross to the engine's process, which is of the same release. Their tags are also
-# the kinds that `penstock.jobs` shows (`kind_of`), so they stay when a class is renamed.
+# These frames go to the engine's process, which is of the same release. Their tags are also the
+# kinds that `penstock.spark_jobs` shows (`kind_of`), so they do not change when a class is renamed.
 class BucketObject(msgspec.Struct, frozen=True, gc=False):
-    """A Parquet part in a bucket: the bucket's URL (``s3://bucket``), the key in it, its size."""
+    """A Parquet part in a bucket: URL of the bucket (such as ``s3://bucket``), key, and size."""
 
     bucket: str
     key: str
@@ -35,25 +35,25 @@ class BucketObject(msgspec.Struct, frozen=True, gc=False):
 
 
 class BucketFolder(msgspec.Struct, frozen=True, gc=False):
-    """Place in a bucket for a job's objects: its URL, and a prefix of keys that no other has."""
+    """A location in a bucket for a job's objects: the bucket's URL and a unique prefix of keys."""
 
     bucket: str
     prefix: str
 
 
 class JobRows(msgspec.Struct, frozen=True, gc=False):
-    """Updates handed to the engine: inline Arrow, files, objects, or all of them (their union).
+    """Updates for the engine: inline Arrow, files or objects, or the union of several of these.
 
-    Parquet `files` and `objects` hold parts (columns, ``__time``, ``__diff``, no errors); of these
-    only rows with ``lower <= __time < upper`` are read. `arrow` is one IPC stream of exactly the
-    rows meant, with the same columns. With `advance_to` set, times below it are raised to it.
-    `columns` names and orders the user columns.
+    Parquet `files` and `objects` contain parts (columns, ``__time``, ``__diff``, no errors), of
+    which only rows with ``lower <= __time < upper`` are read. `arrow` is an IPC stream with the
+    same columns, of which all rows are meant. If `advance_to` is set, times below it are advanced
+    to it. `columns` names and orders the user columns.
     """
 
     schema: TableSchema
     arrow: bytes | None = None
     arrow_file: str | None = None
-    """The same as `arrow`, as an IPC file: for rows above `engine_inline_bytes_max`."""
+    """Like `arrow`, but as an IPC file, for rows larger than `engine_inline_bytes_max`."""
     files: tuple[str, ...] = ()
     lower: int = 0
     upper: int = NO_UPPER
@@ -63,57 +63,59 @@ class JobRows(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobSpan(msgspec.Struct, frozen=True, gc=False):
-    """A span of a traced job in the engine's process: `name` is of the table in
-    `actors.runtime.telemetry`, times are of the wall clock, in ns."""
+    """A span of a traced job in the engine's process. `name` is defined in
+    `actors.runtime.telemetry`; times are in ns of the wall clock."""
 
     name: str
     start_ns: int
     end_ns: int
     attributes: dict[str, str | int | float | bool] = {}
     parent: int = -1
-    """Index of its parent among the spans beside it; -1: the service's span of the job."""
+    """Index of its parent among the spans of the job; -1 for the service's span of the job."""
 
 
 class JobTrace(msgspec.Struct, frozen=True, gc=False):
-    """The spans of a job in the engine's process number `pid`, parents first."""
+    """The spans of a job in the engine process `pid`, parents first."""
 
     pid: int
     spans: tuple[JobSpan, ...]
 
 
 class AnalyzeStatement(msgspec.Struct, frozen=True, gc=False, tag="Analyze"):
-    """Asks Spark to analyse a query over (empty) tables: `tables` are those that it may name."""
+    """Asks Spark to analyse a query over empty tables. `tables` are those that it may name."""
 
     job_id: str
     tables: tuple[tuple[str, TableSchema], ...]
     sql: str
     conf: tuple[tuple[str, str], ...] = ()
     translate: bool = False
-    """True if its relational plan is wanted."""
+    """True to request its relational plan."""
     restricted: bool = False
-    """True if it may use only what reaches nothing outside of it
-    (`actors.engine.catalyst.permitted_functions`): the job fails with ``AccessDenied`` for anything
-    else, before it is analysed where that would look at something outside."""
+    """True if the query may only use what reaches nothing outside of it
+    (`actors.engine.catalyst.permitted_functions`). For anything else the job fails with
+    ``AccessDenied``, before the analysis if that would access something outside."""
 
 
 class ParseText(msgspec.Struct, frozen=True, gc=False, tag="Parse"):
-    """Asks Spark to parse a text, and to say what it names. It is neither analysed nor run: nothing
-    is looked for outside of the engine. Answered with `StatementParsed`, or with ``QueryRejected``
-    for a text that Spark cannot parse."""
+    """Asks Spark to parse a text and report the names in it, without analysing or running it.
+    Nothing outside of the engine is accessed.
+
+    Answered with `StatementParsed`, or with ``QueryRejected`` if Spark cannot parse it.
+    """
 
     job_id: str
     sql: str
     expression: bool = False
-    """True if the text is one expression (a column of a data frame), not a statement."""
+    """True if the text is a single expression (a column of a DataFrame), not a statement."""
     conf: tuple[tuple[str, str], ...] = ()
-    """Settings of the session in which it is to be run: some change how a text is parsed."""
+    """Settings of the session in which it will run; some of them affect parsing."""
 
 
 class PreparePlan(msgspec.Struct, frozen=True, gc=False, tag="Prepare"):
-    """Makes a dataflow's plan known to the engine; later jobs name it by `dataflow`.
+    """Registers a dataflow's plan with the engine. Later jobs refer to it by `dataflow`.
 
-    The engine builds the plan once on empty inputs and checks the output's schema. Sent again
-    to a new engine by the executor, as `known`: then it is neither built nor answered.
+    The engine builds the plan once on empty inputs and checks the schema of the output. The
+    executor sends it again to a new engine, as `known`; then it is neither built nor answered.
     """
 
     job_id: str
@@ -125,8 +127,8 @@ class PreparePlan(msgspec.Struct, frozen=True, gc=False, tag="Prepare"):
 class RunStep(msgspec.Struct, frozen=True, gc=False, tag="Step"):
     """Runs strata `first` to `last` (inclusive) of a prepared plan in one Spark job.
 
-    `inputs` gives every input that these strata read and do not make themselves; an input left
-    out is empty.
+    `inputs` has every input that these strata read and do not make themselves; a missing input is
+    empty.
     """
 
     job_id: str
@@ -137,23 +139,22 @@ class RunStep(msgspec.Struct, frozen=True, gc=False, tag="Step"):
     lo: int
     hi: int
     at_once: bool = False
-    """True if all changes are at one time, ``hi - 1`` (a view computed from scratch)."""
+    """True if all changes are at the same time, ``hi - 1`` (a view computed from scratch)."""
     into_files: bool = False
-    """True if a large answer is wanted as files; only with `at_once`."""
+    """True to return a large answer as files; only with `at_once`."""
     optimistic: bool = False
-    """True if strata that seldom make a row count as if they made none
-    (`plan.delta.PlanStratum`)."""
+    """True to assume that strata that seldom make a row make none (`plan.delta.PlanStratum`)."""
     into_bucket: tuple[BucketFolder, ...] = ()
-    """Places for a large answer of the last stratum, one for each of the plan's deltas
-    (`DeltaPlan.deltas`), written there by the executors."""
+    """Locations to which the executors write a large answer of the last stratum, one for each of
+    the plan's deltas (`DeltaPlan.deltas`)."""
     old: tuple[JobRows, ...] = ()
     """Contents that the answer turns into those that the strata make, one for each of the plan's
     deltas; only with `at_once`."""
 
 
 class LikelyRun(msgspec.Struct, frozen=True, gc=False):
-    """A run of strata `first` to `last` with rows in `changed` (deltas and outputs of earlier
-    strata), at one time or at several."""
+    """A likely run of strata `first` to `last` with rows in `changed` (deltas, and outputs of
+    earlier strata), at one time or at several."""
 
     first: int
     last: int
@@ -163,8 +164,10 @@ class LikelyRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class RehearseSteps(msgspec.Struct, frozen=True, gc=False, tag="Rehearse"):
-    """Builds plans for likely runs of later steps, and for those with fewer changes. Answered with
-    `PlanPrepared`, also when no plan can be built."""
+    """Builds plans for likely runs of later steps, and for those with fewer changes.
+
+    Answered with `PlanPrepared`, even if no plan can be built.
+    """
 
     job_id: str
     dataflow: str
@@ -172,11 +175,11 @@ class RehearseSteps(msgspec.Struct, frozen=True, gc=False, tag="Rehearse"):
 
 
 class ComputeDifference(msgspec.Struct, frozen=True, gc=False, tag="Difference"):
-    """Plain Spark: the query over whole contents, minus old contents.
+    """Runs the query on plain Spark over the complete contents, minus old contents.
 
-    `tables` are the contents of each input up to a time (weights summed, rows repeated by
-    their weight). The answer holds (columns, ``__time`` = `time`, ``__diff``): what must be
-    appended to turn `old` into the query's result. Without `old` it is the result itself.
+    `tables` are the contents of each input up to a time (weights summed, rows repeated by their
+    weight). The answer has (columns, ``__time`` = `time`, ``__diff``): what must be appended to
+    turn `old` into the query's result. Without `old` it is the result itself.
     """
 
     job_id: str
@@ -187,13 +190,13 @@ class ComputeDifference(msgspec.Struct, frozen=True, gc=False, tag="Difference")
     old: JobRows | None = None
     conf: tuple[tuple[str, str], ...] = ()
     into_bucket: tuple[BucketFolder, ...] = ()
-    """Place for a large answer, written there by the executors."""
+    """Location to which the executors write a large answer."""
 
 
 class QueryFiles(msgspec.Struct, frozen=True, gc=False, tag="Query"):
-    """Plain Spark over Parquet files as they are: a query's text and nothing of ours around it.
+    """Runs a query on plain Spark over Parquet files, unchanged.
 
-    `tables` are (name, path). The answer's rows have the query's own columns, without time or
+    `tables` are (name, path). The rows of the answer have the query's own columns, without time or
     diff.
     """
 
@@ -204,10 +207,9 @@ class QueryFiles(msgspec.Struct, frozen=True, gc=False, tag="Query"):
 
 
 class SelectContents(msgspec.Struct, frozen=True, gc=False, tag="Select"):
-    """A query over the contents of its tables, which are as in `ComputeDifference`, as it is
-    written: the answer's rows have the columns of `output`, without time or diff, in the query's
-    order.
-    """
+    """Runs a query as it is written over the contents of its tables, which are given as in
+    `ComputeDifference`. The rows of the answer have the columns of `output`, without time or diff,
+    in the query's order."""
 
     job_id: str
     sql: str
@@ -215,15 +217,15 @@ class SelectContents(msgspec.Struct, frozen=True, gc=False, tag="Select"):
     output: TableSchema
     conf: tuple[tuple[str, str], ...] = ()
     into_files: bool = False
-    """True if a large answer is wanted as files, in order."""
+    """True to return a large answer as files, in order."""
 
 
 class LendContents(msgspec.Struct, frozen=True, gc=False, tag="Lend"):
-    """Makes contents, as in `SelectContents`, a global temporary view that every session of the
-    driver can read under this name (in the database ``global_temp``) until `ReturnContents`.
-    Answered with `PlanPrepared`.
+    """Makes contents available to every session of the driver, as in `SelectContents`.
 
-    The view reads the files of `rows`: they must stay until then.
+    They become a global temporary view with this name (in the database ``global_temp``), until
+    `ReturnContents`. The view reads the files of `rows`, which must exist until then. Answered with
+    `PlanPrepared`.
     """
 
     job_id: str
@@ -232,32 +234,31 @@ class LendContents(msgspec.Struct, frozen=True, gc=False, tag="Lend"):
 
 
 class ReturnContents(msgspec.Struct, frozen=True, gc=False, tag="Return"):
-    """Drops the view of a `LendContents`, if it is there. Answered with `PlanPrepared`."""
+    """Drops the view of a `LendContents`, if it exists. Answered with `PlanPrepared`."""
 
     job_id: str
     name: str
 
 
 class ForgetPlan(msgspec.Struct, frozen=True, gc=False, tag="Forget"):
-    """Drops a prepared plan. No answer."""
+    """Drops a prepared plan. Not answered."""
 
     job_id: str
     dataflow: str
 
 
 class CancelChildJob(msgspec.Struct, frozen=True, gc=False, tag="Cancel"):
-    """Cancels a job wherever it is: waiting, planning or running."""
+    """Cancels a job, whether it is waiting, planning or running."""
 
     job_id: str
 
 
 class TakeFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Reads files of `paths` as Spark reads `format` (parquet, csv or json) with its own reader
-    `options`: rows with the columns `keep` of `read`, the files' columns. Small answers come as
-    Arrow, large ones as Parquet files.
+    """Reads files as Spark's reader for `format` (parquet, csv or json) does with its `options`.
 
-    A file that cannot be read so fails the job with ``DefiniteError``, whose text begins with the
-    file's path where Spark tells it.
+    The rows have those columns of the files (`read`) that are in `keep`. A small answer comes as
+    Arrow, a large one as Parquet files. If a file cannot be read, the job fails with
+    ``DefiniteError``; the text starts with the path of the file if Spark reports it.
     """
 
     job_id: str
@@ -269,11 +270,12 @@ class TakeFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
     bytes: int = 0
     """Size of all files."""
     into_files: bool = True
-    """True if a large answer is wanted as files."""
+    """True to return a large answer as files."""
 
 
 class InferFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks Spark for the columns of files. Answered with `QueryAnalyzed`, of one schema."""
+    """Asks Spark for the columns of files. Answered with `QueryAnalyzed`, which has only the
+    schema."""
 
     job_id: str
     paths: tuple[str, ...]
@@ -300,23 +302,23 @@ Job: TypeAlias = (
 
 
 class VolatileCall(msgspec.Struct, frozen=True, gc=False):
-    """The call or literal that makes a query's answer no function of its tables."""
+    """The call or literal because of which a query's result is not a function of its tables."""
 
     call: str
     clock: bool = False
-    """True if the call stands for the time, the session or the release; false if for chance."""
+    """True if it depends on the time, the session or the release; False if it is random."""
     temporal: bool = False
-    """True for a call of the clock that a temporal filter can follow, if there is no other call."""
+    """True for a clock call that a temporal filter can follow, if there is no other such call."""
 
 
 class QueryTranslation(msgspec.Struct, frozen=True, gc=False):
-    """A query's relational plan as Spark's own analysis gives it; its scans have places in
+    """The relational plan of a query, from Spark's own analysis. Its scans are numbered as in
     `QueryAnalyzed.inputs`."""
 
     root: ProjectNode | None
-    """A projection onto the output's columns, by name; None: no rule knows the query."""
+    """A projection onto the output columns by name; None if no rule supports the query."""
     reason: str = ""
-    """The construct that no rule knows."""
+    """The construct that no rule supports."""
 
 
 class QueryAnalyzed(msgspec.Struct, frozen=True, gc=False, tag="Analyzed"):
@@ -325,39 +327,43 @@ class QueryAnalyzed(msgspec.Struct, frozen=True, gc=False, tag="Analyzed"):
     job_id: str
     schema: TableSchema = TableSchema(())
     inputs: tuple[str, ...] = msgspec.field(default=(), name="sources")
-    """Names of the job's tables that it reads, in the order in which its plan names them."""
+    """Names of the job's tables that the query reads, in the order in which its plan names them."""
     volatility: VolatileCall | None = None
-    """None if its answer is a function of its tables, but for the choices that Spark's aggregates
-    are free to make (``first``)."""
+    """None if the result is a function of the tables, except for choices that Spark's aggregates
+    may make (``first``)."""
     translation: QueryTranslation | None = None
-    """None if it was not asked for."""
+    """None if it was not requested."""
     missing: str = ""
-    """A name, as Spark writes it, that is none of the job's tables; all other fields are empty
-    then."""
+    """A name, as Spark spells it, that is not one of the job's tables. All other fields are then
+    empty."""
 
 
 class StatementParsed(msgspec.Struct, frozen=True, gc=False, tag="Parsed"):
-    """Names that a text has, as Spark parses it. A text of which anything is refused, or that is a
-    command, is looked at no further: all else is complete only if both are empty."""
+    """The names in a text, as Spark parses it.
+
+    If the text is a command, or contains something that is refused, the analysis stops there; the
+    other fields are complete only if `command` and `refused` are empty.
+    """
 
     job_id: str
     relations: tuple[tuple[str, ...], ...] = ()
-    """The parts of each name of a relation that is no table expression of the text."""
+    """The parts of each name of a relation that is not a table expression of the text."""
     functions: tuple[str, ...] = ()
-    """Names of all functions that are called, table functions too, as they are written."""
+    """Names of all functions that are called, including table functions, as they are written."""
     unknown: tuple[str, ...] = ()
-    """Those of `functions` that Spark does not know as its own: such as a session's own functions,
-    which may be anything."""
+    """Those `functions` that are not Spark's own, such as a session's functions, which may do
+    anything."""
     command: str = ""
-    """Spark's name of the command that the text is; empty for a query or an expression."""
+    """Spark's name of the command that the text is; "" for a query or an expression."""
     kind: str = ""
-    """Kind of what is refused: "function", "option" or "construct"."""
+    """Kind of what is refused: ``function``, ``option`` or ``construct``."""
     refused: str = ""
-    """The first function, option or construct that only administrators may use; empty for none."""
+    """The first function, option or construct that only administrators may use; "" if there is
+    none."""
 
 
 class PlanPrepared(msgspec.Struct, frozen=True, gc=False, tag="Prepared"):
-    """The plan is known."""
+    """The plan is registered, or the request carried out."""
 
     job_id: str
 
@@ -370,27 +376,27 @@ class FileDone(msgspec.Struct, frozen=True, gc=False):
 
 
 class ObjectDone(msgspec.Struct, frozen=True, gc=False):
-    """A Parquet object of an answer; its key is the prefix that the job named and `name`."""
+    """A Parquet object of an answer. Its key is the prefix given by the job, followed by `name`."""
 
     name: str
     rows: int
     size: int
     checksum: int
-    """crc32 of all of it."""
+    """CRC-32 of the object."""
     footer: bytes
     """Its metadata, as a Parquet file without rows."""
     delta: int = 0
-    """Place among the plan's deltas, and among the folders that the job named; the number of these:
-    rows of a stratum that seldom makes one (`RunStep.optimistic`)."""
+    """Number of the plan's delta, and of the job's location, to which it belongs. The number after
+    the last delta means rows of a stratum that seldom makes one (`RunStep.optimistic`)."""
     time_min: int = 0
     time_max: int = 0
 
 
 class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The updates that a Step or Difference made, or a query's rows: Arrow IPC stream inline, an
-    IPC file, or (when they were asked for) Parquet `files`, whose rows are not consolidated.
+    """The rows that a job made, as an inline Arrow IPC stream, an IPC file, or (on request) Parquet
+    `files`, whose rows are not consolidated.
 
-    The reader removes the files when it has read them.
+    The reader removes the files after reading them.
     """
 
     job_id: str
@@ -399,20 +405,20 @@ class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     arrow_file: str | None = None
     spark_ms: float = 0.0
     prepared: bool = False
-    """True if a step's plan was there already and was only executed again."""
+    """True if a prepared plan was executed again."""
     files: tuple[FileDone, ...] | None = None
     wait_ms: float = 0.0
-    """Time that it waited in the engine for other jobs; `spark_ms` does not include it."""
+    """Time in ms that it waited in the engine for other jobs. `spark_ms` does not include it."""
     frequent: LikelyRun | None = None
-    """The run of a step like many before, for which a rehearsal pays."""
+    """A kind of run that has been frequent, so that a rehearsal of it pays."""
     objects: tuple[ObjectDone, ...] | None = None
-    """Objects with the rows, not consolidated, if the job asked for them and they are many. Those
-    that nobody adopts are orphans."""
+    """Objects with the rows, not consolidated, if the job requested them and there are many rows.
+    Objects that nobody adopts are orphans."""
     trace: JobTrace | None = None
     """Trace of a job that came with a trace context."""
 
     def paths(self) -> tuple[str, ...]:
-        """Return all files, which are to be removed with the answer."""
+        """Return all files, which must be removed with the answer."""
         found = () if self.arrow_file is None else (self.arrow_file,)
         return (*found, *(file.path for file in self.files or ()))
 
@@ -420,8 +426,8 @@ class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
 class JobFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The job failed. `code` is an error class of `actors.runtime.errors`.
 
-    ``DefiniteError``: the data make an expression fail; ``QueryRejected``: analysis refused the
-    text; ``OperationCanceled``; ``EngineLost``: retry.
+    ``DefiniteError``: the data make an expression fail. ``QueryRejected``: the analysis refused the
+    text. ``OperationCanceled``: it was canceled. ``EngineLost``: retry.
     """
 
     job_id: str
@@ -430,7 +436,7 @@ class JobFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """First message of a child: the engine is up."""
+    """First message of a child process: the engine is ready."""
 
     job_id: str
     spark_version: str
@@ -438,23 +444,23 @@ class EngineReady(msgspec.Struct, frozen=True, gc=False, tag=True):
     pid: int
     jvm_pid: int
     connect_port: int = 0
-    """Port on loopback of the Spark Connect server in the driver's own JVM; 0: there is none."""
+    """Loopback port of the Spark Connect server in the driver's own JVM; 0 if there is none."""
     connect_token: str = ""
-    """Bearer token that this server asks for."""
+    """Bearer token that this server requires."""
 
 
 class JobProgress(msgspec.Struct, frozen=True, gc=False, tag="Progress"):
-    """The progress of a job that takes long: Spark's tasks, of the stages known so far. It is not
-    the job's answer."""
+    """Progress of a long job: its Spark tasks, in the stages known so far. This is not the
+    answer."""
 
     job_id: str
     tasks_done: int
     tasks: int
     executors: int | None = None
-    """The executors that Spark has just now; None: the driver executes, or it is not known."""
+    """Number of Spark's current executors; None if the driver executes, or if unknown."""
 
     def shown(self) -> str:
-        """Return the progress for people.
+        """Describe the progress for display.
 
         >>> JobProgress("a", 1, 4).shown()
         '1 of 4 tasks done'
@@ -466,8 +472,8 @@ class JobProgress(msgspec.Struct, frozen=True, gc=False, tag="Progress"):
 
 
 def kind_of(job: Job) -> str:
-    """Return a job's kind as people and the wire know it: its tag."""
-    # The tag, not the class's name: relations and logs keep what people know.
+    """Return the kind of a job for display and on the wire: its tag."""
+    # The tag and not the class name, so that relations and logs keep the names that users know.
     return str(type(job).__struct_config__.tag)
 
 
@@ -483,8 +489,8 @@ Answer: TypeAlias = (
 
 
 class SubmitJob(msgspec.Struct, frozen=True, gc=False, tag="Run"):
-    """Asks the executor actor to run this job and answer `reply` (a `kernel.Reply[Answer]`), and
-    meanwhile to send its `JobProgress` to `watcher` (a `kernel.Address`), if there is one.
+    """Asks the executor actor to run a job and answer `reply` (a `ReplySlot`), and to send its
+    `JobProgress` to `watcher` (an `ActorAddress`) if there is one.
 
     A failure is given to the reply as the error itself (`DefiniteError`, `QueryRejected`,
     `OperationCanceled`, `EngineLost`, …), never as a `JobFailed`.
@@ -496,36 +502,35 @@ class SubmitJob(msgspec.Struct, frozen=True, gc=False, tag="Run"):
 
 
 class CancelJob(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks the executor actor to cancel a job, whose caller gets `OperationCanceled` at once."""
+    """Asks the executor actor to cancel a job. Its caller gets `OperationCanceled` immediately."""
 
     job_id: str
 
 
 class InspectJobs(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks the executor actor to answer `reply` (a `kernel.ReplySlot`) with its current jobs and
-    those that ended last (`job_log.JobNote`s)."""
+    """Asks the executor actor for its current jobs and those that ended last, as
+    `job_log.JobNote`s."""
 
     reply: Any
 
 
 class EngineCondition(msgspec.Struct, frozen=True):
-    """State of an engine: it runs, has had no job yet, is on its way, or could not be started, and
-    `why`."""
+    """State of an engine: it is running, has had no job yet, is starting, or could not be started;
+    `why` is the reason."""
 
     state: Literal["up", "idle", "starting", "unavailable"]
     why: str = ""
 
 
 class InspectEngine(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks the executor actor to answer `reply` (a `kernel.ReplySlot`) with the
-    `EngineCondition`."""
+    """Asks the executor actor for its `EngineCondition`."""
 
     reply: Any
 
 
 class LocateConnect(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks the executor actor to answer `reply` (a `kernel.ReplySlot`) with the `EngineReady` of
-    the engine that is up, as soon as one is; the reply fails with `EngineUnavailable`."""
+    """Asks the executor actor for the `EngineReady` of its engine, as soon as one is ready. The
+    reply fails with `EngineUnavailable`."""
 
     reply: Any
 

@@ -1,27 +1,27 @@
 """Narrows the inputs of a step to the rows that a change can affect. Pure.
 
-- `rows_in_range`: of a table whose rows are compared with a bound, those between the bound's old
-  and new values;
-- `nearby_rows`: of a partition that a window function reads, the rows near a change;
+- `rows_in_range`: of a table whose rows are compared with a bound, the rows between the bound's old
+  and new values.
+- `nearby_rows`: of a partition that a window function reads, the rows near a change.
 - `covered_changes`: of a step's changes, those up to the edges of groups whose first rows are kept.
 
-A window function reads a whole partition, but ``lag`` or a frame of ten rows say nothing new of a
-row far from every change, and of the first ten rows of a partition only its beginning matters. A
-lookup finds the partition in a file, at little cost; to have Spark sort all of it, before and after
-each change, costs most of a step. So the rows that a lookup found are thinned out first.
+A window function reads a whole partition. But ``lag``, or a frame of ten rows, does not change for
+a row far from every change, and the first ten rows of a partition depend only on its beginning.
+Finding the partition in a file is cheap; having Spark sort all of it, before and after each change,
+takes most of a step. So the rows that a lookup found are filtered first.
 
-Blocks are the rows of a partition that its order leaves equal; the order among them is not decided
-here, so a block is kept whole or not at all. *Static* rows are those that stay for the whole step;
-of a block at least as many are static as it has rows more than the step retracts. Kept are
+A block consists of the rows of a partition that its order leaves equal. The order among them is not
+decided here, so a block is kept in full or not at all. *Static* rows stay for the whole step; a
+block has at least as many static rows as it has rows more than the step retracts. Kept are:
 
-- ``rows``, for frames of at most `size` rows to either side: on each side of a changed block the
-  blocks that hold ``2 * size`` static rows;
-- ``first``, for what holds for the first `size` rows alone: blocks from the beginning that hold
+- ``rows``, for frames of at most `size` rows to either side: on each side of a changed block, the
+  blocks that contain ``2 * size`` static rows;
+- ``first``, for what depends only on the first `size` rows: blocks from the beginning that contain
   `size` static rows;
-- ``distinct``: the same of blocks with a static row, for ranks without gaps;
+- ``distinct``: the same, counting blocks with a static row, for ranks without gaps;
 - ``range``, for frames of values at most `size` away: values within ``2 * size`` of a change;
-- ``gap``, for what depends on the rows that are no more than `size` after one another (sessions):
-  all such chains that have a change.
+- ``gap``, for what depends on rows at most `size` apart (sessions): all chains of such rows that
+  contain a change.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ from actors.model.plan.schema import DIFF, TIME
 
 
 class ComparedRange(msgspec.Struct, frozen=True):
-    """Selects the rows that a changed bound can affect: a lookup without a key reads no others.
+    """Selects the rows that a changed bound can affect, so that a lookup without a key reads no
+    others.
 
-    Rows are compared with one row, ``placed > (SELECT max(placed) …) - 24 hours``, and that row
-    changes. A row beyond all values that the bound had compares with each of them alike: it meets
-    the bound that is retracted and the new one, and its changes for both sum to nothing, as long as
-    the changes of the one row sum to nothing at each time, and nothing else is read of it.
+    Rows are compared with a single row, as in ``placed > (SELECT max(placed) …) - 24 hours``, and
+    that row changes. A row beyond all values of the bound compares the same way with each of them.
+    So it matches both the retracted bound and the new one, or neither, and its changes cancel out.
+    This requires that the changes of the single row cancel out at each time, and that nothing else
+    of it is read.
 
-    `lookup` is its number. Each of `columns`, of its target, is compared with the column of
-    `bounds` beside it, of its only origin.
+    `lookup` is the number of the lookup. Each of `columns`, of its target, is compared with the
+    column at the same position in `bounds`, of its only origin.
     """
 
     lookup: int
@@ -58,20 +60,20 @@ class ComparedRange(msgspec.Struct, frozen=True):
     bounds: tuple[str, ...]
 
     def text(self) -> str:
-        """Return a text for people that says which rows these are."""
+        """Describe the rows for display."""
         pairs = zip(self.columns, self.bounds, strict=True)
         return " or ".join(f"{column} in the range of {bound}" for column, bound in pairs)
 
 
 def rows_in_range(rows: pa.Table, changes: pa.Table, wanted: ComparedRange) -> pa.Table:
-    """Return at least the rows that do not compare alike with all bounds.
+    """Return at least the rows that do not compare the same way with all bounds.
 
     Args:
         rows: Rows of the lookup's target.
-        changes: Updates of the one row, with its bounds.
-        wanted: Columns to compare.
+        changes: Updates of the single row, with its bounds.
+        wanted: The columns to compare.
 
-    Returns all rows where a bound is NULL or NaN, or where the one row is not replaced by another.
+    Returns all rows if a bound is NULL or NaN, or if the single row is not replaced by another.
     """
     if not _is_replaced(changes):
         return rows
@@ -81,32 +83,32 @@ def rows_in_range(rows: pa.Table, changes: pa.Table, wanted: ComparedRange) -> p
         if found is None:
             return rows
         kept = found if kept is None else pc.or_kleene(kept, found)
-    # This drops rows whose column is NULL, too: NULL compares alike with every bound.
+    # This also drops rows with NULL in the column, because NULL compares the same way with all
+    # bounds.
     return rows.filter(kept)
 
 
 def _is_replaced(changes: pa.Table) -> bool:
-    """Return whether retractions and inserts sum to nothing, at every time."""
+    """Return whether retractions and insertions cancel out at every time."""
     sums = changes.select([TIME, DIFF]).group_by(TIME).aggregate([(DIFF, "sum")])
     return not pc.any(pc.not_equal(sums[f"{DIFF}_sum"], 0)).as_py()
 
 
 def _between(values: pa.ChunkedArray, bounds: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Return which values are no less than the least bound and no greater than the greatest; None
-    where that is not known."""
+    """Return a mask of the values between the least and the greatest bound; None if unknown."""
     kind = bounds.type
     if bounds.null_count or not _compares(values.type, kind):
         return None
     if pa.types.is_floating(kind) and pc.any(pc.is_nan(bounds)).as_py():
         return None
-    # A whole number beside a double is rounded, as Spark does, which keeps their order.
+    # A whole number compared with a double is rounded as Spark does, which preserves the order.
     values = values.cast(kind, safe=False)
     ends = pc.min_max(bounds)
     return pc.and_(pc.greater_equal(values, ends["min"]), pc.less_equal(values, ends["max"]))
 
 
 def _compares(own: pa.DataType, bound: pa.DataType) -> bool:
-    """Return whether a cast of a column to the bound's type keeps every value's place."""
+    """Return whether a cast of a column to the bound's type preserves the order of the values."""
     types = pa.types
     if own == bound:
         return types.is_integer(own) or types.is_floating(own) or _is_ordered(own)
@@ -131,7 +133,7 @@ Reach: TypeAlias = Literal["rows", "first", "distinct", "range", "gap"]
 _Numbers: TypeAlias = NDArray[np.int64]
 _Flags: TypeAlias = NDArray[np.bool_]
 SIZE_MAX: Final = 1 << 61
-"""Greatest size: twice as much is still a number of 64 bits."""
+"""Largest size, so that twice the size fits into 64 bits."""
 
 
 class SortColumn(msgspec.Struct, frozen=True):
@@ -143,10 +145,10 @@ class SortColumn(msgspec.Struct, frozen=True):
 
 
 class NearbyRows(msgspec.Struct, frozen=True):
-    """The input ``n{k}`` of a step: the rows ``s{n}`` that are near the changes ``d{n}``.
+    """The input ``n{k}`` of a step: the rows of ``s{n}`` near the changes ``d{n}``.
 
-    `keys` and `order` are columns of the table. ``range`` and ``gap`` are in the units of the one
-    column of `order`: numbers, days of a date, microseconds of a timestamp.
+    `keys` and `order` are columns of the table. For ``range`` and ``gap``, sizes are in the units
+    of the only column of `order`: numbers, days of a date, or microseconds of a timestamp.
     """
 
     input_index: int = msgspec.field(name="source")
@@ -161,7 +163,7 @@ class NearbyRows(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys((*self.keys, *(each.column for each in self.order))))
 
     def text(self) -> str:
-        """Return a text for people that says which rows these are."""
+        """Describe the rows for display."""
         by = ", ".join(self.keys)
         match self.reach:
             case "first" | "distinct":
@@ -173,11 +175,11 @@ class NearbyRows(msgspec.Struct, frozen=True):
 
 
 def nearby_rows(rows: pa.Table, changes: pa.Table, near: NearbyRows) -> pa.Table:
-    """Return the rows near these changes.
+    """Return the rows near the changes.
 
     Args:
-        rows: Settled rows of the table, each once, with a positive diff; a partition that has a
-            change must be there whole.
+        rows: The rows of the table before the step, each once, with a positive diff. A partition
+            with a change must be complete.
         changes: Updates of the table at any times.
         near: The distance that counts as near.
     """
@@ -221,15 +223,15 @@ def _near_blocks(both: pa.Table, partition: _Numbers, changed: _Flags, near: Nea
     end = np.searchsorted(owner, owner, "right") - 1
     if near.reach == "rows":
         # A row whose frame a change may reach is at most `size` static rows away from it, and its
-        # own frame reaches `size` further. A row kept beyond reaches no change, nor one across a
-        # gap, as the same rows stand at the gap's end: its value, if a wrong one, stays the same
-        # and cancels out.
+        # own frame reaches `size` further. Rows kept beyond that do not reach a change, not even
+        # across a gap, because the same rows are at the gap's end. So their value, even if wrong,
+        # stays the same and cancels out.
         at = np.flatnonzero(np.bincount(block[moved], minlength=count))
         low = np.searchsorted(before, before[at] - 2 * near.size, "right") - 1
         high = np.searchsorted(before, before[at + 1] + 2 * near.size, "left") - 1
         low, high = np.clip(low, start[at], at), np.clip(high, at, end[at])
     else:
-        # A kept row has its true number, and one that is left out comes behind `size` rows that
+        # A kept row has its true number, and a row that is left out comes after `size` rows that
         # stay.
         low = np.unique(start)
         high = np.searchsorted(before, before[low] + near.size, "left") - 1
@@ -243,8 +245,8 @@ def _near_blocks(both: pa.Table, partition: _Numbers, changed: _Flags, near: Nea
 
 
 def group_codes(table: pa.Table, keys: Sequence[str]) -> _Numbers:
-    """Return a number for each row, from 0 on, the same for equal keys; NULL is a value like
-    others."""
+    """Return a number for each row, from 0, that is the same for equal keys. NULL is an ordinary
+    value."""
     found = np.zeros(table.num_rows, np.int64)
     for key in keys:
         encoded = pc.dictionary_encode(table[key].combine_chunks(), null_encoding="encode")
@@ -254,7 +256,7 @@ def group_codes(table: pa.Table, keys: Sequence[str]) -> _Numbers:
 
 
 def order_codes(column: pa.ChunkedArray, by: SortColumn) -> _Numbers:
-    """Return numbers in the order of a column's values, the same for equal ones."""
+    """Return numbers in the order of a column's values, the same for equal values."""
     ranks = pc.rank(column, sort_keys=[("", "ascending", "at_start")], tiebreaker="dense")
     codes: _Numbers = ranks.to_numpy().astype(np.int64)
     empty = column.is_null().to_numpy()
@@ -270,7 +272,7 @@ def order_codes(column: pa.ChunkedArray, by: SortColumn) -> _Numbers:
 def _near_values(both: pa.Table, partition: _Numbers, changed: _Flags, near: NearbyRows) -> _Flags:
     column = both[near.order[0].column]
     known = ~column.is_null().to_numpy()
-    found: _Flags = ~known  # rows without a value are peers of one another, and few
+    found: _Flags = ~known  # rows without a value are peers of each other, and few
     places = np.flatnonzero(known)
     if not len(places):
         return found
@@ -284,14 +286,14 @@ def _near_values(both: pa.Table, partition: _Numbers, changed: _Flags, near: Nea
         near_one = np.bincount(chain[moved], minlength=int(chain[-1]) + 1)[chain] > 0
     else:
         near_one = _follows(values, owner, moved, 2 * near.size)
-        # Backwards the complements ascend, and stand as far from one another.
+        # Backwards: the complements are ascending and have the same distances.
         near_one |= _follows(~values[::-1], owner[::-1], moved[::-1], 2 * near.size)[::-1]
     found[places[order]] = near_one
     return found
 
 
 def _follows(values: _Numbers, owner: _Numbers, moved: _Flags, most: int) -> _Flags:
-    """Return which rows stand no further than `most` behind a change in their partition."""
+    """Return a mask of the rows at most `most` after a change in their partition."""
     last = np.maximum.accumulate(np.where(moved, np.arange(len(values)), -1))
     at = np.maximum(last, 0)
     near: _Flags = (last >= 0) & (owner[at] == owner)
@@ -300,7 +302,8 @@ def _follows(values: _Numbers, owner: _Numbers, moved: _Flags, most: int) -> _Fl
 
 
 def _distance(low: _Numbers, high: _Numbers) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return the distances of ascending numbers, unsigned: they may be more than an int64 holds."""
+    """Return the distances of ascending numbers, unsigned, because they may not fit into an
+    int64."""
     return high.astype(np.uint64) - low.astype(np.uint64)
 
 
@@ -316,14 +319,15 @@ def _numbers(column: pa.ChunkedArray) -> _Numbers:
 
 
 class CoveredChanges(msgspec.Struct, frozen=True):
-    """The input ``k{n}`` of a step: the changes ``d{n}`` that stand no further than the edge
-    of their group, which is in ``h{edges}``, and all changes of groups without one.
+    """The input ``k{n}`` of a step: the changes ``d{n}`` up to the edge of their group in
+    ``h{edges}``, and all changes of groups without an edge.
 
-    Of a group whose first rows are kept (`views.rule_top`) a hidden state holds the last one, its
-    edge; a change behind the edge does not affect the view. Where group and order are columns of a
-    table, that is known before Spark runs, and where no change is left Spark does not run at all.
+    For a group whose first rows are kept (`views.rule_top`), a hidden state has the last of them,
+    its edge. A change beyond the edge does not affect the view. If the group and the order are
+    columns of a table, this is known before Spark runs, and if no change is left, Spark does not
+    run at all.
 
-    `keys` and `order` are columns of the table, the `edge_columns` those of the state for them.
+    `keys` and `order` are columns of the table, and `edge_columns` are those of the state for them.
     """
 
     input_index: int = msgspec.field(name="source")
@@ -338,7 +342,7 @@ class CoveredChanges(msgspec.Struct, frozen=True):
         return (*self.keys, *(each.column for each in self.order))
 
     def text(self) -> str:
-        """Return a text for people that says which changes these are."""
+        """Describe the changes for display."""
         by = f" by {', '.join(self.keys)}" if self.keys else ""
         return f"up to the edges in {InputKind.HIDDEN.text(self.edges)}{by}"
 
@@ -350,8 +354,8 @@ def covered_changes(
 
     Args:
         changes: Updates of the table.
-        edges: Settled rows of the edges' state, at least those of the changes' groups.
-        covered: What to compare.
+        edges: Rows of the edges' state before the step, at least those of the changes' groups.
+        covered: The columns to compare.
     """
     if not changes.num_rows or not edges.num_rows:
         return changes, edges.slice(0, 0)
@@ -367,7 +371,7 @@ def covered_changes(
     _, place = np.unique(np.stack(codes), axis=1, return_inverse=True)
     place = place.reshape(-1)
     count = changes.num_rows
-    # A group without an edge has all of its changes before it.
+    # In a group without an edge, all changes count as before it.
     last = np.full(int(group.max()) + 1, len(place), np.int64)
     last[group[count:]] = place[count:]
     kept = place[:count] <= last[group[:count]]

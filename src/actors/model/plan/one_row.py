@@ -1,10 +1,10 @@
-"""Arrow IPC streams of one row of integers, written and read without Arrow's cost a call.
+"""Writes and reads Arrow IPC streams of one row of integers without Arrow's cost per call.
 
-Two streams of one schema with one row and no nulls, by one writer, differ in the bytes of the
-values and nowhere else. So Arrow takes one stream apart (`form_of`), which tells the places of its
-values. A stream that equals it everywhere else *is* that stream with other values: `RowForm.read`
-compares, and returns the values; `RowForm.write` puts others in their places. Nulls, other types
-and several rows have no form.
+Two streams by the same writer, with the same schema and a single row without NULLs, differ only in
+the bytes of the values. So Arrow parses one stream, which gives the positions of the values
+(`form_of`). A stream that equals it everywhere else *is* that stream with other values:
+`RowForm.read` compares it and returns the values, and `RowForm.write` replaces them. There is no
+form for NULLs, other types or several rows.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _CODES = {
     (False, 4): "<I",
     (False, 8): "<Q",
 }
-"""Codes of `struct`, by (signed, bytes)."""
+"""Codes of `struct` by (signed, bytes)."""
 
 
 class RowForm(msgspec.Struct, frozen=True):
-    """Streams of one row that differ in their values alone."""
+    """Streams of one row that differ only in their values."""
 
     types: tuple[pa.DataType, ...]
     stream: bytes
-    """The stream of which it was made."""
+    """The stream from which it was made."""
     fixed: tuple[tuple[int, int, bytes], ...]
-    """(start, end, bytes) of all that lies beside the values."""
+    """(start, end, bytes) of everything except the values."""
     values: tuple[tuple[int, struct.Struct], ...]
-    """Offset and code of each column's value, in the columns' order."""
+    """Offset and code of each column's value, in the order of the columns."""
 
     def read(self, stream: bytes) -> tuple[int, ...] | None:
-        """Return the values in a stream; None if it is not of this form."""
+        """Return the values in a stream; None if it does not have this form."""
         if len(stream) != len(self.stream):
             return None
         for start, end, wanted in self.fixed:
@@ -49,7 +49,7 @@ class RowForm(msgspec.Struct, frozen=True):
         return tuple(code.unpack_from(stream, at)[0] for at, code in self.values)
 
     def write(self, values: tuple[int, ...]) -> bytes | None:
-        """Return the stream with these values; None when one does not fit its type."""
+        """Return the stream with these values; None if one is out of range for its type."""
         made = bytearray(self.stream)
         try:
             for (at, code), value in zip(self.values, values, strict=True):
@@ -60,7 +60,7 @@ class RowForm(msgspec.Struct, frozen=True):
 
 
 def form_of(stream: bytes) -> RowForm | None:
-    """Return the form of a stream of just one row of integers; None for any other bytes."""
+    """Return the form of a stream with a single row of integers; None for any other bytes."""
     buffer = pa.py_buffer(stream)
     try:
         with pa.ipc.open_stream(buffer) as reader:
@@ -87,7 +87,7 @@ def form_of(stream: bytes) -> RowForm | None:
 
 
 def _place(column: Any, buffer: pa.Buffer) -> tuple[int, struct.Struct] | None:
-    """Return the offset in the buffer and the code of a column's only value; None if it has
+    """Return the offset in the buffer and the code of a column's only value; None if there is
     none."""
     kind = column.type
     if not pa.types.is_integer(kind) or column.null_count or column.offset:
@@ -98,5 +98,5 @@ def _place(column: Any, buffer: pa.Buffer) -> tuple[int, struct.Struct] | None:
         return None
     at = held.address - buffer.address
     if not 0 <= at <= buffer.size - code.size:
-        return None  # a copy: the stream is compressed
+        return None  # a copy, because the stream is compressed
     return at, code

@@ -1,13 +1,14 @@
 """Splits strata so that Spark plans little, and nothing twice.
 
-Rules name the same subtree in many terms (the old rows of a join stand in each term of its delta),
-and Spark analyses it as often as it is written: of 900 nodes of a plan 90 may differ. So
-`divide_strata` makes strata of their own of what occurs more than once. Strata that run together
-are one statement with a WITH, and each is analysed once.
+Rules name the same subtree in many terms (the old rows of a join occur in each term of its delta),
+and Spark analyses it as often as it is written: of 900 nodes in a plan 90 may be different. So
+`divide_strata` turns what occurs more than once into strata of their own. Strata that run together
+are one statement with a WITH clause, and each is analysed once.
 
-`split_statements` finds which strata to run by themselves, their rows then standing in for them, so
-that no plan has more than `nodes_max` nodes, and no large part is in two. Most steps are one piece.
-A plan that is too much even in pieces is known by its `statement_sizes` before any of it is sent.
+`split_statements` determines which strata to run separately, so that their rows replace them in
+later plans, no plan has more than `nodes_max` nodes, and no large part is computed twice. Most
+steps are a single statement. `statement_sizes` tells in advance whether a plan is too large even
+when split.
 """
 
 from __future__ import annotations
@@ -45,25 +46,25 @@ from actors.model.plan.delta import (
 from actors.model.plan.input_names import InputKind, InputName
 
 SHARED_NODES_MIN: Final = 4
-"""Smaller subtrees are written again: a name for them would cost as much."""
+"""Smaller subtrees are written again, because naming them would cost as much."""
 STRATUM_NODES_MAX: Final = 50
 """Larger subtrees become several strata, so that `split_statements` can always split a plan."""
 COLUMNS_OF_A_NODE: Final = 16
-"""A node counts once for each so many columns that it computes: each of Spark's rules looks at each
-expression of a plan."""
+"""A node counts once for each this many columns that it computes, because each of Spark's rules
+visits each expression of a plan."""
 
 COMPUTED_TWICE_PART: Final = 4
-"""Part (one in so many) of a statement's nodes from which on a stratum that two statements would
-compute is run by itself."""
+"""A stratum that two statements would compute runs separately if it has at least this fraction (one
+in so many) of a statement's nodes."""
 
 
 class PlanLimits(NamedTuple):
-    """Limits of the nodes of a plan."""
+    """Limits on the nodes of a plan."""
 
     statement_nodes_max: int = 400
-    """Nodes of one statement; a larger one is run in pieces."""
+    """Nodes of one statement; a larger one is split."""
     plan_nodes_max: int = 8_000
-    """Nodes of all pieces together, when all inputs change."""
+    """Nodes of all statements together when all inputs change."""
 
 
 Strata: TypeAlias = tuple[Node, ...]
@@ -100,7 +101,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def with_children(node: Node, made: Sequence[Node]) -> Node:
-    """Return the node over others, in the order of `children`."""
+    """Return the node with other children, in the order of `children`."""
     match node:
         case NamedInput():
             return node
@@ -136,8 +137,8 @@ def with_children(node: Node, made: Sequence[Node]) -> Node:
 
 
 def divide_strata(strata: Sequence[Node]) -> tuple[Strata, tuple[int, ...]]:
-    """Return strata in which nothing large occurs twice, and the place of each given one among
-    them."""
+    """Return strata in which nothing large occurs twice, and the position of each given stratum
+    among them."""
     made: list[Node] = []
     places: list[int] = []
     for node in strata:
@@ -147,16 +148,18 @@ def divide_strata(strata: Sequence[Node]) -> tuple[Strata, tuple[int, ...]]:
 
 
 class _Divider:
-    """Divides one stratum; those before it are in `made`, at `places`."""
+    """Divides one stratum. The strata before it are in `made`, at `places`."""
 
     def __init__(self, made: list[Node], places: Sequence[int]) -> None:
         self._made = made
         self._places = places
         self._parents: Counter[Node] = Counter()
+        """Number of nodes that read each node."""
         self._done: dict[Node, tuple[Node, int]] = {}
+        """The divided form and the size of each node handled so far."""
 
     def add(self, root: Node) -> None:
-        """Add what is shared, then the rest."""
+        """Add strata for what is shared, then the rest."""
         self._count(root, set())
         self._made.append(self._reduced(root)[0])
 
@@ -168,7 +171,7 @@ class _Divider:
                 self._count(child, seen)
 
     def _divide(self, node: Node) -> tuple[Node, int]:
-        """Return the node with what is shared below it named, and its size."""
+        """Return the node with shared subtrees replaced by their names, and its size."""
         found = self._done.get(node)
         if found is not None:
             return found
@@ -176,14 +179,15 @@ class _Divider:
             return self._renamed(node), 1
         new, size = self._reduced(node)
         shared = self._parents[node] > 1 and size >= SHARED_NODES_MIN
-        # A term with a bare NULL stays in its union, which alone gives the column a type.
+        # A term with a bare NULL stays in its union, because only the union gives the column a
+        # type.
         if (shared or size > STRATUM_NODES_MAX) and not _padding(node):
             new, size = self._named(new), 1
         self._done[node] = new, size
         return new, size
 
     def _reduced(self, node: Node) -> tuple[Node, int]:
-        """Return the node over its divided children, and its size."""
+        """Return the node with its children divided, and its size."""
         below = [self._divide(child) for child in children(node)]
         if isinstance(node, UnionRows) and not any(map(_padding, node.inputs)):
             below = self._gathered(below)
@@ -191,7 +195,8 @@ class _Divider:
         return new, weight(node) + sum(count for _, count in below)
 
     def _gathered(self, below: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
-        """Return a union's inputs, in unions of their own as long as they are too many."""
+        """Return the inputs of a union, grouped into unions of their own while there are too
+        many."""
         while sum(size for _, size in below) > STRATUM_NODES_MAX and len(below) > 1:
             groups: list[list[Node]] = []
             room = 0
@@ -205,7 +210,7 @@ class _Divider:
         return below
 
     def _named(self, node: Node) -> NamedInput:
-        """Make a stratum of a divided node, and return its name as an input."""
+        """Make a stratum of a divided node, and return it as a named input."""
         self._made.append(node)
         return NamedInput(InputKind.RESULT.text(len(self._made) - 1), columns_of(node))
 
@@ -215,13 +220,13 @@ class _Divider:
 
 
 def selected_column(name: str, places: Sequence[int]) -> str:
-    """Return an input's name among divided strata."""
+    """Return the name of an input after the strata were divided."""
     kind, number = InputName.parse(name)
     return kind.text(places[number]) if kind is InputKind.RESULT else name
 
 
 def _padding(node: Node) -> bool:
-    """Return whether a column has a type only in the union that the node is a term of."""
+    """Return whether a column gets its type only from the union of which the node is a term."""
     return isinstance(node, SelectColumns) and any(c.expression == "NULL" for c in node.columns)
 
 
@@ -233,14 +238,14 @@ def split_statements(
     nodes_max: int,
     without: Collection[int] = (),
 ) -> list[tuple[int, ...]]:
-    """Return the statements that strata `first` to `last` are run in: each the strata in it, the
-    last of them being its output.
+    """Return the statements in which strata `first` to `last` run: each lists its strata, of which
+    the last is its output.
 
-    `filled` are the inputs that have rows: terms of the others are not planned. The strata
-    `without` count as if they made no rows.
+    `filled` are the inputs that have rows; terms of other inputs are not planned. The strata
+    `without` are assumed to make no rows.
     """
     kept: set[int] = set()
-    # One stratum more at a time: each that is run by itself changes the sizes of all above it.
+    # One more stratum at a time, because a stratum that runs separately changes all sizes above it.
     while True:
         sizes = _sizes(strata, first, last, filled, kept, without)
         large = [
@@ -257,8 +262,8 @@ def split_statements(
 
 
 def _computed_twice(made: Sequence[tuple[int, ...]], sizes: Sizes, nodes_max: int) -> int:
-    """Return the largest stratum that several statements would compute; -1 if none is worth a
-    statement of its own."""
+    """Return the largest stratum that several statements would compute; -1 if none is worth its own
+    statement."""
     times = Counter(index for statement in made for index in statement[:-1])
     again = [
         (sizes[InputKind.RESULT.text(index)], index) for index, count in times.items() if count > 1
@@ -268,8 +273,8 @@ def _computed_twice(made: Sequence[tuple[int, ...]], sizes: Sizes, nodes_max: in
 
 
 def statement_sizes(strata: Sequence[Node], inputs: Collection[str], nodes_max: int) -> list[int]:
-    """Return about how many nodes are planned for each statement of strata that run together in
-    pieces of `nodes_max`, when each of the `inputs` has rows."""
+    """Return the approximate number of planned nodes of each statement if strata that run together
+    are split at `nodes_max` and all `inputs` have rows."""
     made, _ = divide_strata(strata)
     found = split_statements(made, 0, len(made) - 1, inputs, nodes_max)
     kept = [piece[-1] for piece in found[:-1]]
@@ -285,10 +290,10 @@ def _sizes(
     kept: Collection[int],
     without: Collection[int] = (),
 ) -> Sizes:
-    """Return the nodes of each stratum with all that it names put in its place; those `kept` count
-    one."""
-    # Spark puts every stratum where it is named, and a plan of strata above strata grows by a
-    # multiple with each: a view of 500 characters had 75,000 nodes, which no JVM plans in its heap.
+    """Return the number of nodes of each stratum when everything that it names is expanded; the
+    strata in `kept` count as one node."""
+    # Spark expands every stratum where it is named, so the plan of strata above strata multiplies:
+    # a view of 500 characters had 75,000 nodes, which no JVM can plan in its heap.
     sizes = dict.fromkeys(filled, 1)
     own: Sizes = {}
     for index in range(first, last + 1):
@@ -299,10 +304,10 @@ def _sizes(
 
 
 def _best(strata: Strata, first: int, target: int, sizes: Sizes, kept: Collection[int]) -> int:
-    """Return the stratum whose rows would spare the target's plan most; -1 if none would."""
+    """Return the stratum whose rows would reduce the target's plan most; -1 if none would."""
     times: Counter[int] = Counter({target: 1})
     best, most = -1, 0
-    # Downwards: a stratum is named by later ones alone, which are counted by then.
+    # Downwards, because only later strata name a stratum, and these are counted by then.
     for index in range(target, first - 1, -1):
         if not times[index] or (index in kept and index != target):
             continue
@@ -315,7 +320,7 @@ def _best(strata: Strata, first: int, target: int, sizes: Sizes, kept: Collectio
 
 
 def _named(node: Node, sizes: Sizes) -> list[str]:
-    """Return the strata that a node names, as often as it does, where they make rows."""
+    """Return the strata that a node names, as often as it names them, if they make rows."""
     if isinstance(node, NamedInput):
         named = InputName.parse(node.name).kind is InputKind.RESULT
         return [node.name] if named and sizes.get(node.name) else []
@@ -323,7 +328,7 @@ def _named(node: Node, sizes: Sizes) -> list[str]:
 
 
 def _statement(strata: Strata, first: int, target: int, left: Collection[int]) -> tuple[int, ...]:
-    """Return the strata that the target is made of, without those in `left`."""
+    """Return the strata of which the target consists, without those in `left`."""
     wanted = {target}
     for index in range(target, first - 1, -1):
         if index in wanted:
@@ -340,8 +345,8 @@ def _inputs(node: Node) -> set[str]:
 
 
 def emits_without_input(node: Node) -> bool:
-    """Return whether a node makes a row of inputs without any: the old state of a group without
-    keys is there from the first time on.
+    """Return whether a node makes a row from empty inputs: the old state of a group without keys
+    exists from the first time on.
 
     >>> nothing = NamedInput("h0", ("x",))
     >>> one = RecomputeGroups(nothing, nothing, (), (), begins=True)
@@ -366,7 +371,7 @@ def emits_without_input(node: Node) -> bool:
 
 
 def weight(node: Node) -> int:
-    """Return the number of nodes that one counts for, by the columns that it computes itself.
+    """Return the number of nodes for which a node counts, by the columns that it computes itself.
 
     >>> from actors.model.plan.delta import NamedExpression
     >>> rows = NamedInput("d0", ("x",))
@@ -390,8 +395,10 @@ def weight(node: Node) -> int:
 
 
 def nodes(node: Node, sizes: Mapping[str, int]) -> int:
-    """Return about how many nodes are planned for a node, with inputs of these `sizes`. Inputs left
-    out are empty, and nodes that need their rows count nothing."""
+    """Return the approximate number of planned nodes of a node whose inputs have these `sizes`.
+
+    Missing inputs are empty, and nodes that need their rows do not count.
+    """
     counts = [nodes(child, sizes) for child in children(node)]
     match node:
         case NamedInput():
@@ -401,7 +408,7 @@ def nodes(node: Node, sizes: Mapping[str, int]) -> int:
         case PairRows() if not all(counts):
             return 0
         case RecomputeGroups() if not node.keys:
-            # The one group may have a row of no rows.
+            # The single group may have a row without any input rows.
             return sum(counts) + weight(node)
         case RecomputeGroups() | RecomputeRows() if not counts[1]:
             return 0

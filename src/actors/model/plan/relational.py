@@ -1,11 +1,11 @@
-"""The relational plan of a view: the query, once names are resolved and before delta rules.
+"""The relational plan of a view: its query after name resolution and before the delta rules.
 
-Every column of a plan has an id that is unique in the whole plan (``i0_carrier`` at a scan,
-``a0_n`` of an aggregate), so that no join is ambiguous; only the inputs of a `UnionAll` share
-the union's ids. Expressions are Spark SQL text over the column ids of the input, each an
-expression that a row alone determines. Types are what Spark said.
+Every column of a plan has an id that is unique in the plan (such as ``i0_carrier`` of a scan or
+``a0_n`` of an aggregate), so no join is ambiguous; only the inputs of a `UnionAll` share the ids of
+the union. Expressions are Spark SQL over the column ids of the input, and depend on a single row.
+Types are those that Spark determined.
 
-`plan.relational_text` writes a plan out again as SQL; its contents are the query's contents.
+`plan.relational_text` writes a plan as SQL again, with the same contents.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from actors.model.plan.schema import TableSchema
 
 
 class NamedExpression(msgspec.Struct, frozen=True):
-    """An expression and the column it makes."""
+    """An expression and the column that it makes."""
 
     name: str
     expression: str
 
 
 class GroupKey(msgspec.Struct, frozen=True):
-    """A group expression: the column it makes, and its Spark type."""
+    """A grouping expression: the column that it makes, and its Spark type."""
 
     name: str
     expression: str
@@ -35,11 +35,11 @@ class GroupKey(msgspec.Struct, frozen=True):
 
 
 # Nodes name columns by ids that are unique in a plan. So a rule may move a predicate or a
-# projection past a join without renaming, and two visits of one table stay apart.
+# projection past a join without renaming, and two scans of a table are distinct.
 class ScanNode(msgspec.Struct, frozen=True, tag="Scan"):
-    """One occurrence of import number `input_index`: (column id, the table's own name) each.
+    """One occurrence of import `input_index`. Each column is (column id, name in the table).
 
-    `columns` may be empty: rows without columns.
+    `columns` may be empty, which gives rows without columns.
     """
 
     input_index: int = msgspec.field(name="source")
@@ -47,10 +47,10 @@ class ScanNode(msgspec.Struct, frozen=True, tag="Scan"):
 
 
 class ValuesNode(msgspec.Struct, frozen=True, tag="Constants"):
-    """Rows that the query itself says: VALUES, range(), and the one row of a SELECT without FROM.
+    """Rows in the query itself: VALUES, range(), and the single row of a SELECT without FROM.
 
-    `table` is how Spark writes them (nothing: one row without columns), and `generator` makes them
-    of one row. A column's expression is its own name.
+    `table` is how Spark writes them ("" is one row without columns), and `generator` makes them
+    from one row. The expression of a column is its name.
     """
 
     columns: tuple[GroupKey, ...]
@@ -59,18 +59,19 @@ class ValuesNode(msgspec.Struct, frozen=True, tag="Constants"):
 
 
 class FilterNode(msgspec.Struct, frozen=True, tag="Filter"):
-    """Rows for which the predicate is true."""
+    """The rows that satisfy the predicate."""
 
     input: Plan
     predicate: str
 
 
 class TimeEdge(msgspec.Struct, frozen=True):
-    """The time at which a comparison with the clock turns: the first T, in microseconds since the
-    epoch, at which ``floor((T + before) / unit) * unit + after`` is no less than `micros`, or with
-    `strict` greater; no time where `micros` is NULL.
+    """The time at which a comparison with the clock changes.
 
-    `micros` is an expression of the row. The comparison becomes true there, or with `ends` false.
+    It is the first T, in microseconds since the epoch, at which ``floor((T + before) / unit) * unit
+    + after`` is at least `micros`, or with `strict` greater. `micros` is an expression over the
+    row; if it is NULL there is no such time. At T the comparison becomes true, or with `ends`
+    false.
     """
 
     micros: str
@@ -82,14 +83,15 @@ class TimeEdge(msgspec.Struct, frozen=True):
 
 
 class TimeBound(msgspec.Struct, frozen=True):
-    """A predicate that compares a row with the clock: its text, and the times at which it turns."""
+    """A predicate that compares a row with the clock: its text, and the times at which it
+    changes."""
 
     test: str
     edges: tuple[TimeEdge, ...]
 
 
 class TemporalFilter(msgspec.Struct, frozen=True, tag=True):
-    """Rows for which all bounds hold: at time t the clock stands at t."""
+    """The rows that satisfy all bounds; at time t, the clock shows t."""
 
     input: Plan
     bounds: tuple[TimeBound, ...]
@@ -98,14 +100,14 @@ class TemporalFilter(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProjectNode(msgspec.Struct, frozen=True, tag="Project"):
-    """Computed columns. One whose expression is a bare id passes that column on."""
+    """Computed columns. A column whose expression is a bare id is passed through."""
 
     input: Plan
     columns: tuple[NamedExpression, ...]
 
 
 class ColumnEquality(msgspec.Struct, frozen=True):
-    """Two column ids that must be equal; null-safe: two NULLs are equal too."""
+    """Two column ids that must be equal. If null-safe, two NULLs are equal too."""
 
     left: str
     right: str
@@ -113,10 +115,10 @@ class ColumnEquality(msgspec.Struct, frozen=True):
 
 
 class JoinNode(msgspec.Struct, frozen=True, tag="Join"):
-    """Inner join of any number of inputs; no input is an inner join itself.
+    """Inner join of any number of inputs, none of which is an inner join.
 
-    Each `ColumnEquality` ties two different inputs. Without any it is a product. All predicates of
-    `residual` must be true as well. Output: all columns of all inputs.
+    Each `ColumnEquality` relates two different inputs; without any it is a cross product. All
+    predicates in `residual` must be true as well. Output: all columns of all inputs.
     """
 
     inputs: tuple[Plan, ...]
@@ -127,10 +129,11 @@ class JoinNode(msgspec.Struct, frozen=True, tag="Join"):
 
 
 class OuterJoin(msgspec.Struct, frozen=True, tag=True):
-    """``left`` or ``full`` outer join (a right one is a left one turned around).
+    """``left`` or ``full`` outer join; a right join is a left join with its sides swapped.
 
-    `equal` has its left ids in `left`. The ON clause is `equal` and `residual` together; what
-    one side alone decides is part of the residual, never a filter. Output: the columns of both.
+    The left ids of `equal` are those of `left`. The ON clause consists of `equal` and `residual`; a
+    condition on one side alone is part of the residual, never a filter. Output: the columns of
+    both.
     """
 
     left: Plan
@@ -143,8 +146,8 @@ class OuterJoin(msgspec.Struct, frozen=True, tag=True):
 
 
 class SemiJoin(msgspec.Struct, frozen=True, tag=True):
-    """Rows of `left` that have a match in `right` (with `anti`: that have none), each as often
-    as it is in `left`. Output: the columns of `left`."""
+    """The rows of `left` with a match in `right`, or with `anti` those without, each as often as it
+    is in `left`. Output: the columns of `left`."""
 
     left: Plan
     right: Plan
@@ -156,11 +159,11 @@ class SemiJoin(msgspec.Struct, frozen=True, tag=True):
 
 
 class AggregateFormula(msgspec.Struct, frozen=True):
-    """An aggregate that Spark alone knows how to compute: ``max_by(x, y)``.
+    """An aggregate that only Spark can compute, such as ``max_by(x, y)``.
 
-    `written` is the call as the query has it, `chosen` one with the same meaning whose value the
-    bag of rows determines: where Spark takes any of several, it says which. Both have ``{0}``,
-    ``{1}`` … in the places of the arguments, and other braces doubled.
+    `written` is the call in the query. `chosen` is a call with the same meaning whose value depends
+    only on the bag of rows: where Spark may return any of several values, it says which. Both have
+    ``{0}``, ``{1}`` … in place of the arguments, and other braces doubled.
 
     >>> formula = AggregateFormula("first({0})", "min({0})", ("upper(s)",))
     >>> formula.written.format(*formula.arguments)
@@ -174,18 +177,18 @@ class AggregateFormula(msgspec.Struct, frozen=True):
 
 
 SPREADS: Final = frozenset({"stddev_samp", "stddev_pop", "var_samp", "var_pop"})
-"""Aggregate functions that Spark computes in floats."""
+"""Aggregate functions that Spark computes in floating point."""
 SAME_DISTINCT: Final = frozenset({"min", "max", "bool_and", "bool_or"})
-"""Aggregate functions whose result repeated values do not change."""
+"""Aggregate functions whose result does not depend on repeated values."""
 
 
 class AggregateCall(msgspec.Struct, frozen=True):
     """One aggregate over one argument.
 
     `function` is Spark's name in lower case. Without a `formula` (``count``, ``sum``, ``avg``, and
-    those of `SPREADS` and `SAME_DISTINCT`) it passes over NULL arguments, so a FILTER is a CASE in
-    the argument; ``count`` without an argument counts rows. Any other one has a `formula`: its
-    argument is the formula's only one, or a struct of them.
+    those of `SPREADS` and `SAME_DISTINCT`) it ignores NULL arguments, so a FILTER becomes a CASE in
+    the argument; ``count`` without an argument counts rows. Any other aggregate has a `formula`,
+    and its argument is the formula's only argument or a struct of all of them.
     """
 
     name: str
@@ -196,14 +199,14 @@ class AggregateCall(msgspec.Struct, frozen=True):
     argument_type: str = "bigint"
     argument_nullable: bool = True
     distinct: bool = False
-    """True if it is over the distinct values of the argument."""
+    """True if it aggregates only the distinct values of the argument."""
     formula: AggregateFormula | None = None
 
 
 class AggregationNode(msgspec.Struct, frozen=True, tag="Aggregate"):
-    """GROUP BY `keys`; without keys one row, always. Output: the keys, then the calls.
+    """GROUP BY `keys`; without keys there is always one row. Output: the keys, then the calls.
 
-    `ansi`: whether overflow is an error (ANSI mode) and not NULL.
+    `ansi` says whether overflow is an error (ANSI mode) instead of NULL.
     """
 
     input: Plan
@@ -213,38 +216,39 @@ class AggregationNode(msgspec.Struct, frozen=True, tag="Aggregate"):
 
 
 class DistinctNode(msgspec.Struct, frozen=True, tag="Distinct"):
-    """Each row once; rows compare null-safe. `columns` are the input's, with their types."""
+    """The distinct rows, compared null-safe. `columns` are those of the input, with their types."""
 
     input: Plan
     columns: tuple[GroupKey, ...]
-    """Each one's expression is its own name."""
+    """The expression of each column is its name."""
 
 
 class UnionAll(msgspec.Struct, frozen=True, tag=True):
-    """All rows of all inputs, which have the same columns (ids and types)."""
+    """The rows of all inputs, which have the same columns (ids and types)."""
 
     inputs: tuple[Plan, ...]
 
 
 class ExpandNode(msgspec.Struct, frozen=True, tag="Expansion"):
-    """Each row of the input once for each of `rows`, which give the columns' expressions: what
-    GROUPING SETS, ROLLUP and CUBE group."""
+    """Repeats each input row for each of `rows`, which contain the expressions of the columns: the
+    input of GROUPING SETS, ROLLUP and CUBE."""
 
     input: Plan
     columns: tuple[GroupKey, ...]
-    """Names and types; each one's expression is its own name."""
+    """Names and types; the expression of each column is its name."""
     rows: tuple[tuple[str, ...], ...]
 
 
 class GenerateNode(msgspec.Struct, frozen=True, tag="Generation"):
-    """Each row of the input once for each row that a generator (``explode(…)``) makes of it; with
-    `outer` once, padded with NULL, where it makes none. Output: the input's columns, then these."""
+    """Repeats each input row for each row that a generator such as ``explode(…)`` makes of it. With
+    `outer`, a row for which it makes none is kept, padded with NULL. Output: the input's columns,
+    then the generator's."""
 
     input: Plan
     generator: str
     outer: bool
     columns: tuple[GroupKey, ...]
-    """Names and types; each one's expression is its own name."""
+    """Names and types; the expression of each column is its name."""
 
 
 class WindowCall(msgspec.Struct, frozen=True):
@@ -257,16 +261,16 @@ class WindowCall(msgspec.Struct, frozen=True):
     by_row: bool
     """True if its value depends on the order of rows that the window's own order leaves equal."""
     reach: Reach | None = None
-    """Reach of a change in its partition: ``rows`` or ``range``, at most `size`; ``first`` and
-    ``distinct`` are ranks with gaps and without; None: anywhere."""
+    """How far a change affects its partition: ``rows`` or ``range`` means at most `size` away;
+    ``first`` and ``distinct`` mean ranks with and without gaps; None means anywhere."""
     size: int = 0
 
 
 class WindowFunctions(msgspec.Struct, frozen=True, tag=True):
     """The input's columns, then a column for each call over the rows of one partition.
 
-    Where `order` leaves rows equal, and a call depends on which comes first, the order of all
-    other columns decides, so that the choice is the same at each evaluation.
+    If `order` leaves rows equal and a call depends on their order, all other columns decide, so
+    that every evaluation makes the same choice.
     """
 
     input: Plan
@@ -279,8 +283,8 @@ class WindowFunctions(msgspec.Struct, frozen=True, tag=True):
 
 
 class LimitNode(msgspec.Struct, frozen=True, tag="Limit"):
-    """The first `count` rows (None: all) behind the first `offset`, by `order` and then by all
-    columns."""
+    """Skips the first `offset` rows and returns at most `count` (None: all), in the order of
+    `order` and then of all columns."""
 
     input: Plan
     order: tuple[str, ...]
@@ -291,7 +295,8 @@ class LimitNode(msgspec.Struct, frozen=True, tag="Limit"):
 
 
 class OpaqueNode(msgspec.Struct, frozen=True, tag="Opaque"):
-    """A query that no rule knows: its text, recomputed at each time and subtracted."""
+    """A query that no rule supports. Its text is recomputed at each time, and the old contents are
+    subtracted."""
 
     sql: str
     reason: str
@@ -318,11 +323,11 @@ Plan: TypeAlias = (
 
 
 class ViewPlan(msgspec.Struct, frozen=True):
-    """A view's query, resolved. `root` is a `ProjectNode` onto the output's columns, by name, each
+    """The resolved query of a view. `root` is a `ProjectNode` onto the output columns by name, each
     cast to its type."""
 
     inputs: tuple[str, ...]
-    """Names of the imported objects, as the query writes them, by `ScanNode.input_index`."""
+    """Names of the imported objects, as the query spells them, by `ScanNode.input_index`."""
     root: ProjectNode
     output: TableSchema
 

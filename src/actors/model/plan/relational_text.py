@@ -1,7 +1,7 @@
-"""Writes a relational plan out as Spark SQL: derived tables, column ids as aliases.
+"""Writes a relational plan as Spark SQL: derived tables, with column ids as aliases.
 
-The text's contents are the query's contents. Probes ask Spark for its types, and tests compare it
-with the view's own text.
+The SQL has the same contents as the query. Probes use it to ask Spark for the query's types, and
+tests compare it with the view's own text.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from actors.model.plan.schema import quote
 
 _ID: Final = re.compile(r"[a-z]\d\w*")
 _NOTHING: Final = "1 AS no_column"
-"""Column list of rows without columns, which still are rows."""
+"""Column list for rows without columns, which still are rows."""
 _ONE_ROW: Final = f"SELECT {_NOTHING}"
 
 
 QUOTED: Final = re.compile(
     r"""\b[rR]'[^']*'|\b[rR]"[^"]*"|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL
 )
-"""Literals and quoted names of an expression."""
+"""Matches the literals and quoted names of an expression."""
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 _TEXTS_MAX: Final = 8192
-"""Expressions whose words are remembered: a plan's are asked for again and again."""
+"""Number of expressions whose words are cached, because those of a plan are needed repeatedly."""
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
 def words_of(text: str | None) -> frozenset[str]:
-    """Return the words of an expression outside its literals and quoted names: all the column
-    ids that it reads are among them; none for None.
+    """Return the words of an expression outside literals and quoted names, which include all column
+    ids that it reads. None has no words.
 
     >>> sorted(words_of("upper(i0_a) = 'i0_b'"))
     ['i0_a', 'upper']
@@ -72,9 +72,10 @@ class _Writer:
     def __init__(self, inputs: tuple[str, ...]) -> None:
         self._inputs = inputs
         self._derived = 0
+        """Number of derived tables so far, for their aliases."""
 
     def write(self, plan: Plan) -> str:
-        """Return a SELECT whose columns are the plan's, in order."""
+        """Return a SELECT whose columns are those of the plan, in order."""
         match plan:
             case ScanNode():
                 columns = [f"{quote(own)} AS {_name(made)}" for made, own in plan.columns]
@@ -136,7 +137,7 @@ class _Writer:
         return _select(_all(plan), self._table(below) + clauses)
 
     def _expansion(self, plan: ExpandNode) -> str:
-        """Return a union over one table expression."""
+        """Return a union as one table expression."""
         names = tuple(column.name for column in plan.columns)
         self._derived += 1
         own = f"e{self._derived}"
@@ -144,7 +145,7 @@ class _Writer:
         for row in plan.rows:
             made = [f"{text} AS {_name(name)}" for text, name in zip(row, names, strict=True)]
             sides.append(_select(made, own))
-        # SQL has no other word for it outside a GROUP BY.
+        # SQL has no other syntax for it outside a GROUP BY.
         return f"WITH {own} AS ({self.write(plan.input)}) {' UNION ALL '.join(sides)}"
 
     def _semi(self, plan: SemiJoin) -> str:
@@ -158,7 +159,7 @@ class _Writer:
         table = self._table(plan.input)
         expressions = [key.expression for key in plan.keys]
         if not all(re.fullmatch(r"\w+", each) and not each.isdigit() for each in expressions):
-            # Grouped by name: an expression could be a number, which would be a position.
+            # Group by name, because an expression that is a number would be a position.
             made = [*_names(columns_of(plan.input)), *(_made(key) for key in plan.keys)]
             self._derived += 1
             table = f"({_select(made, table)}) r{self._derived}"

@@ -1,8 +1,8 @@
-"""Relational plans as trees: inputs, rebuilding, and pruning of unread columns.
+"""Treats relational plans as trees: their inputs, rebuilding them, and pruning unread columns.
 
-`pruned` goes from the output down: a node keeps the columns that are read above it and those it
-reads itself. Columns that decide which rows there are stay: group keys, all columns of a DISTINCT,
-both sides of equalities.
+`prune_columns` goes from the output down. A node keeps the columns that are read above it and those
+that it reads itself. Columns that decide which rows exist are always kept: group keys, all columns
+of a DISTINCT, both sides of equalities.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from actors.model.plan.relational_text import words_of
 
 
 def inputs_of(plan: Plan) -> tuple[Plan, ...]:
-    """Return the plans that a node reads, left to right."""
+    """Return the plans that a node reads, from left to right."""
     match plan:
         case FilterNode() | TemporalFilter() | ProjectNode() | AggregationNode() | DistinctNode():
             return (plan.input,)
@@ -48,7 +48,7 @@ def inputs_of(plan: Plan) -> tuple[Plan, ...]:
 
 
 def with_inputs(plan: Plan, inputs: tuple[Plan, ...]) -> Plan:
-    """Return the node over other inputs."""
+    """Return the node with other inputs."""
     match plan:
         case FilterNode() | TemporalFilter() | ProjectNode() | AggregationNode() | DistinctNode():
             return msgspec.structs.replace(plan, input=inputs[0])
@@ -70,7 +70,7 @@ def nodes(plan: Plan) -> Iterator[Plan]:
 
 
 def prune_columns(plan: Plan, needed: frozenset[str]) -> Plan:
-    """Return the plan with no more columns than `needed` and its own work ask for."""
+    """Return the plan without columns that neither `needed` contains nor the plan itself reads."""
     match plan:
         case ScanNode():
             return ScanNode(
@@ -119,7 +119,7 @@ def prune_columns(plan: Plan, needed: frozenset[str]) -> Plan:
                 plan, (prune_columns(plan.input, needed | words_of(plan.generator)),)
             )
         case WindowFunctions() | LimitNode():
-            # All columns decide over the order of rows that are equal otherwise.
+            # All columns decide the order of rows that are equal otherwise.
             return with_inputs(
                 plan, (prune_columns(plan.input, frozenset(columns_of(plan.input))),)
             )
@@ -129,7 +129,7 @@ def prune_columns(plan: Plan, needed: frozenset[str]) -> Plan:
 
 def _pruned_aggregate(plan: AggregationNode, needed: frozenset[str]) -> AggregationNode:
     calls = tuple(call for call in plan.calls if call.name in needed)
-    # A global aggregate keeps one call: it is a row all the same.
+    # A global aggregate keeps one call, because it makes a row in any case.
     if not calls and not plan.keys:
         calls = plan.calls[:1]
     read = _union(key.expression for key in plan.keys) | _union(call.argument for call in calls)
@@ -137,7 +137,7 @@ def _pruned_aggregate(plan: AggregationNode, needed: frozenset[str]) -> Aggregat
 
 
 def _exactly(plan: Plan, columns: tuple[str, ...]) -> Plan:
-    """Return a union's input as a `ProjectNode` with just these columns, in order."""
+    """Return an input of a union as a `ProjectNode` with exactly these columns, in order."""
     assert isinstance(plan, ProjectNode)
     by_name = {column.name: column for column in plan.columns}
     kept = tuple(by_name[name] for name in columns)

@@ -1,9 +1,9 @@
-"""Columns and their types, named as Spark names them, and as Arrow.
+"""Columns and their types, in Spark's names and in Arrow.
 
 A type is Spark's DDL text in lower case (``bigint``, ``decimal(12,2)``, ``array<string>``,
-``struct<a:int,b:string>``, ``map<string,int>``). Parts, arrangements and messages hold Arrow;
-`arrow_type` is the one place that ties the two. Three columns belong to the system: `TIME`, `DIFF`
-and, only in parts that hold error updates, `ERROR`.
+``struct<a:int,b:string>``, ``map<string,int>``). Parts, arrangements and messages contain Arrow;
+`arrow_type` maps one to the other. Three columns belong to the system: `TIME`, `DIFF` and, only in
+parts with error updates, `ERROR`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ TIME: Final = "__time"
 DIFF: Final = "__diff"
 ERROR: Final = "__error"
 _SHAPES_MAX: Final = 256
-"""Bound of the cached shapes of updates, one a schema."""
+"""Number of schemas whose Arrow form is cached."""
 CHAR_LENGTH_MAX: Final = 65_536
-"""Limit of n, as every value of a CHAR(n) takes n characters."""
+"""Largest n, because every value of a CHAR(n) takes n characters."""
 VARCHAR_LENGTH_MAX: Final = 2**31 - 1
 _LIMITED: Final = re.compile(r"(char|varchar)\((.*)\)")
 UNBOUNDED_NUMERIC: Final = "decimal(38,18)"
-"""Type here of PostgreSQL's ``numeric`` without a precision, which has any number of digits."""
+"""The type for PostgreSQL's ``numeric`` without precision, which has any number of digits."""
 SYSTEM_COLUMNS: Final = frozenset({TIME, DIFF, ERROR})
 
 
 def quote(name: str) -> str:
-    """Return a name as Spark SQL writes it, in backticks.
+    """Return a name in backticks, as Spark SQL quotes it.
 
     >>> quote("net price"), quote("a`b")
     ('`net price`', '`a``b`')
@@ -45,7 +45,7 @@ def quote(name: str) -> str:
 
 
 class TableColumn(msgspec.Struct, frozen=True):
-    """One column: its name, Spark type text, and whether it may hold NULL."""
+    """One column: its name, its Spark type, and whether it may be NULL."""
 
     name: str
     type: str
@@ -53,7 +53,7 @@ class TableColumn(msgspec.Struct, frozen=True):
 
 
 class TableSchema(msgspec.Struct, frozen=True):
-    """Columns in order, and the names of the PRIMARY KEY's (empty: a bag)."""
+    """Columns in order, and the names of the PRIMARY KEY columns (empty for a bag)."""
 
     columns: tuple[TableColumn, ...]
     key: tuple[str, ...] = ()
@@ -64,45 +64,47 @@ class TableSchema(msgspec.Struct, frozen=True):
         return tuple(column.name for column in self.columns)
 
     def extends(self, other: TableSchema) -> bool:
-        """Return whether it is that schema with none or more nullable columns after its own."""
+        """Return whether this schema equals another one followed by zero or more nullable
+        columns."""
         own, further = self.columns[: len(other.columns)], self.columns[len(other.columns) :]
         same = own == other.columns and self.key == other.key
         return same and all(column.nullable for column in further)
 
     def renamed(self, names: Mapping[str, str]) -> TableSchema:
-        """Return the columns that `names` has, in its order and under the names that it gives them;
-        without a key."""
+        """Return the columns in `names`, in that order and with the new names given there, without
+        a key."""
         own = {column.name: column for column in self.columns}
         columns = (TableColumn(new, own[old].type, own[old].nullable) for old, new in names.items())
         return TableSchema(tuple(columns))
 
     def ddl(self) -> str:
-        """Return the columns as Spark's DDL: ``a bigint, b string``, with names quoted."""
+        """Return the columns as Spark DDL with quoted names, such as ``a bigint, b string``."""
         return ", ".join(
             f"{quote(column.name)} {column.type}" + ("" if column.nullable else " not null")
             for column in self.columns
         )
 
     def arrow(self) -> pa.Schema:
-        """Return the user columns as Arrow (all nullable there: updates of errors hold NULLs)."""
+        """Return the user columns in Arrow. All are nullable, because error updates have NULLs."""
         return pa.schema([pa.field(c.name, arrow_type(c.type)) for c in self.columns])
 
     def result_arrow(self) -> pa.Schema:
-        """Return the user columns as Arrow where they are those of a query's result, which may have
+        """Return the user columns in Arrow if they are those of a query's result, which may have
         types that no table has (`result_type`)."""
         return pa.schema([pa.field(c.name, result_type(c.type)) for c in self.columns])
 
     def engine_arrow(self) -> pa.Schema:
-        """Return the columns of a query's result as the engine hands them over."""
+        """Return the columns of a query's result in Arrow, as the engine returns them."""
         return pa.schema([pa.field(c.name, engine_type(c.type)) for c in self.columns])
 
     def arrow_updates(self) -> pa.Schema:
-        """Return the user columns, then `TIME` and `DIFF`, as parts hold them."""
+        """Return the user columns, then `TIME` and `DIFF`, as parts contain them."""
         return _arrow_updates(self)
 
     @property
     def digest(self) -> str:
-        """Return a text that is equal for equal columns, in the same order, with the same key.
+        """Return a text that is equal only for the same columns, in the same order, with the same
+        key.
 
         >>> a, b = TableColumn("a", "int"), TableColumn("b", "int")
         >>> TableSchema((a, b)).digest == TableSchema((b, a)).digest
@@ -113,13 +115,13 @@ class TableSchema(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=_SHAPES_MAX)
 def _arrow_updates(schema: TableSchema) -> pa.Schema:
-    """Return the shape of a schema's updates. Cached, as every append asks for it."""
+    """Return the Arrow form of a schema's updates. Cached, because every append needs it."""
     return pa.schema([*schema.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
 
 
 @lru_cache(maxsize=_SHAPES_MAX)
 def _digest(schema: TableSchema) -> str:
-    """Return the digest of a schema. Cached, as every write asks for it."""
+    """Return the digest of a schema. Cached, because every write needs it."""
     return hashlib.blake2b(msgspec.msgpack.encode(schema), digest_size=16).hexdigest()
 
 
@@ -148,8 +150,8 @@ _SIMPLE: Final[dict[str, pa.DataType]] = {
 
 @lru_cache(maxsize=1024)
 def arrow_type(text: str) -> pa.DataType:
-    """Return the Arrow type that holds a Spark type. Raises `InvalidUsage` for one we cannot
-    store."""
+    """Return the Arrow type for a Spark type. Raises `InvalidUsage` for a type that cannot be
+    stored."""
     text = text.strip()
     low = text.lower()
     if low in _SIMPLE:
@@ -161,7 +163,7 @@ def arrow_type(text: str) -> pa.DataType:
         return pa.decimal128(digits[0], digits[1] if len(digits) > 1 else 0)
     if text_limit(low) is not None:
         return pa.string()
-    # Not of the text in lower case: the names of a struct's fields keep their case.
+    # Not from the text in lower case, because names of struct fields keep their case.
     inner = [arrow_type(each) for each in inner_types(text)]
     if inner and low.startswith("array<"):
         return pa.list_(pa.field("element", *inner))
@@ -180,8 +182,8 @@ _DAY_TIME: Final = ("day", "hour", "minute", "second")
 
 @lru_cache(maxsize=1024)
 def result_type(text: str) -> pa.DataType:
-    """Return the Arrow type that holds a Spark type in a query's result: beside those of
-    `arrow_type` intervals, which are computed and never stored. Raises `InvalidUsage`.
+    """Return the Arrow type for a Spark type in a query's result. Besides the types of `arrow_type`
+    it supports intervals, which are computed but never stored. Raises `InvalidUsage`.
 
     >>> result_type("interval day to second"), result_type("interval year")
     (DurationType(duration[us]), DataType(month_day_nano_interval))
@@ -196,20 +198,21 @@ def result_type(text: str) -> pa.DataType:
 
 
 def engine_type(text: str) -> pa.DataType:
-    """Return the Arrow type in which the engine hands a column of a result over: as `result_type`,
-    but for intervals of years and months, which are numbers of months (`intervals_of_months`)."""
-    # Arrow has a type of months alone, and Spark uses it, but pyarrow cannot read its values.
+    """Return the Arrow type in which the engine returns a column of a result. It is that of
+    `result_type`, except that intervals of years and months are numbers of months
+    (`intervals_of_months`)."""
+    # Arrow has a type for months, and Spark uses it, but pyarrow cannot read its values.
     kind = result_type(text)
     return pa.int32() if pa.types.is_interval(kind) else kind
 
 
 def intervals_of_months(months: pa.Array) -> pa.Array:
-    """Return numbers of months (int32) as intervals.
+    """Convert numbers of months (int32) to intervals.
 
     >>> intervals_of_months(pa.array([-14, None], pa.int32())).to_pylist()
     [MonthDayNano(months=-14, days=0, nanoseconds=0), None]
     """
-    # A value is four bytes of months, four of days and eight of nanoseconds.
+    # A value consists of 4 bytes of months, 4 of days and 8 of nanoseconds.
     words = np.zeros((len(months), 4), np.int32)
     words[:, 0] = months.fill_null(0).to_numpy(zero_copy_only=False)
     valid = pc.is_valid(months).buffers()[1] if months.null_count else None
@@ -217,11 +220,13 @@ def intervals_of_months(months: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(months), [valid, pa.py_buffer(words)])
 
 
-# Asked for each value of an INSERT.
+# Needed for each value of an INSERT.
 @lru_cache(maxsize=1024)
 def text_limit(kind: str) -> tuple[int, bool] | None:
-    """Return n of CHAR(n) and VARCHAR(n), and whether shorter texts are filled up with blanks;
-    None for another type. Raises `InvalidUsage` for a length that no such type can have."""
+    """Return n of CHAR(n) and VARCHAR(n), and whether shorter texts are padded with blanks.
+
+    Returns None for another type. Raises `InvalidUsage` for an invalid length.
+    """
     found = _LIMITED.fullmatch(kind.strip().lower())
     if found is None:
         return None
@@ -234,8 +239,8 @@ def text_limit(kind: str) -> tuple[int, bool] | None:
 
 
 def inner_types(text: str) -> tuple[str, ...]:
-    """Return the types inside a nested type: an array's element, a map's key and value, a
-    struct's fields in order; none of any other type."""
+    """Return the types inside a nested type: an array's element, a map's key and value, or a
+    struct's fields in order; none for any other type."""
     text = text.strip()
     head, _, inside = text.removesuffix(">").partition("<")
     if not text.endswith(">") or not inside:
@@ -265,7 +270,7 @@ def _split(text: str) -> list[str]:
 
 
 def spark_type(kind: pa.DataType) -> str:
-    """Return Spark's name of an Arrow type. Raises `InvalidUsage` for one that it has not."""
+    """Return Spark's name for an Arrow type. Raises `InvalidUsage` if there is none."""
     for test, text in _SPARK_NAMES:
         if test(kind):
             return text
@@ -280,7 +285,7 @@ def spark_type(kind: pa.DataType) -> str:
     if pa.types.is_struct(kind):
         inner = ",".join(f"{field.name}:{spark_type(field.type)}" for field in kind)
         return f"struct<{inner}>"
-    raise InvalidUsage(f"a column of Arrow type {kind} has no type in Spark")
+    raise InvalidUsage(f"no Spark type for a column of Arrow type {kind}")
 
 
 _SPARK_NAMES: Final = (

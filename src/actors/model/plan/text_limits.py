@@ -1,8 +1,8 @@
-"""Fits texts to their limits, CHAR(n) and VARCHAR(n), also inside of nested Arrow arrays. Pure.
+"""Fits texts to CHAR(n) and VARCHAR(n), also inside nested Arrow arrays. Pure.
 
-Spark's CHAR(n) and VARCHAR(n) are texts whose length is part of the type. `fit_texts` does what
+In Spark, CHAR(n) and VARCHAR(n) are texts whose length is part of the type. `fit_texts` does what
 Spark does when a row is written: blanks beyond n are cut off, anything else beyond n is refused,
-and a CHAR is filled up with blanks. So 'ab' and 'ab  ' are one CHAR(4).
+and a CHAR is padded with blanks. So 'ab' and 'ab  ' are the same CHAR(4).
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ class TextTooLong(pa.ArrowInvalid):  # type: ignore[misc]
 
 
 def children_of(values: pa.Array) -> list[pa.Array]:
-    """Return the arrays inside a list (its elements), a map (keys, items) or a struct (fields)."""
+    """Return the arrays inside a list (elements), a map (keys, items) or a struct (fields)."""
     if pa.types.is_struct(values.type):
         return list(values.flatten())
     offsets = values.offsets
     first, last = (offsets[0].as_py(), offsets[-1].as_py()) if len(values) else (0, 0)
     inside = [values.keys, values.items] if pa.types.is_map(values.type) else [values.values]
-    # Arrays inside a slice still hold the values of the whole: the offsets say which are its own.
+    # The arrays inside a slice still have all values; the offsets say which belong to the slice.
     return [each.slice(first, last - first) for each in inside]
 
 
 def with_children(values: pa.Array, children: Sequence[pa.Array], type_: pa.DataType) -> pa.Array:
-    """Return a nested array with the NULLs and lengths of `values` and other arrays inside."""
+    """Return a nested array with the NULLs and lengths of `values` and with other arrays inside."""
     mask = values.is_null() if values.null_count else None
     if pa.types.is_struct(type_):
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
     offsets = pa.array([0], pa.int32())
     if len(values):
-        # The offsets of a slice do not begin at 0.
+        # The offsets of a slice do not start at 0.
         offsets = pc.subtract(values.offsets, values.offsets[0]).cast(pa.int32())
     if pa.types.is_map(type_):
         return pa.MapArray.from_arrays(offsets, *children, type=type_, mask=mask)
@@ -45,8 +45,8 @@ def with_children(values: pa.Array, children: Sequence[pa.Array], type_: pa.Data
 
 
 def fit_texts(values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """Return values of the Spark type `kind` as Spark would store them: every CHAR(n) filled up
-    with blanks, blanks beyond n cut off. Raises `TextTooLong`."""
+    """Return values of the Spark type `kind` as Spark would store them: every CHAR(n) is padded
+    with blanks, and blanks beyond n are cut off. Raises `TextTooLong`."""
     if "char(" not in kind.lower():
         return values
     chunks = [_fit_array(chunk, kind) for chunk in values.chunks]
@@ -54,8 +54,8 @@ def fit_texts(values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
 
 
 def fit_texts_of(rows: pa.Table, schema: TableSchema) -> pa.Table:
-    """Return rows, which have the schema's columns by name, as `fit_texts` does. Raises
-    `TextTooLong`, which names the column."""
+    """Apply `fit_texts` to rows whose columns have the names of the schema. Raises `TextTooLong`,
+    which names the column."""
     for column in schema.columns:
         try:
             fitted = fit_texts(rows[column.name], column.type)

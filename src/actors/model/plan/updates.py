@@ -1,8 +1,8 @@
-"""Updates as Arrow tables: consolidation, time, and the IPC form in which they travel.
+"""Updates as Arrow tables: consolidation, time, and their IPC form.
 
-An updates table has the user columns, then `TIME` and `DIFF` (int64), and `ERROR` only where it
-holds error updates. Rows compare bit by bit and null-safe: what was inserted is retracted by
-the same bits.
+An updates table has the user columns, then `TIME` and `DIFF` (int64), and `ERROR` only if it has
+error updates. Rows compare bit by bit and null-safe, so a row is retracted by the same bits that
+were inserted.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from actors.model.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.runtime.errors import MalformedFrame
 
 SLICE_ROWS = 65_536
-"""Rows that are worked on at a time where a table may have millions."""
+"""Number of rows of a large table to process at a time."""
 FEW_ROWS = 256
-"""Up to so many rows Python sums equal rows faster than Arrow: 4.7 × for one row, 2.3 × for 256,
+"""Up to this many rows, Python sums equal rows faster than Arrow: 4.7 × for one row, 2.3 × for 256,
 0.5 × for 5,000 (November 2026, four columns, medians of alternating runs)."""
 SAMPLE_ROWS = 8_192
 _OPENING_BYTES_MAX: Final = 16 * 1024
 
 
 def to_ipc(table: pa.Table) -> bytes:
-    """Return a table as one Arrow IPC stream."""
+    """Encode a table as one Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -47,24 +47,26 @@ _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def encode_stream_header(schema: pa.Schema) -> bytes:
-    """Return the bytes with which an Arrow IPC stream of that schema begins."""
+    """Return the bytes with which an Arrow IPC stream of a schema starts."""
     return bytes(schema.serialize().to_pybytes())
 
 
 def assemble_stream(header: bytes, batches: Iterable[pa.RecordBatch]) -> bytes:
-    """Return one Arrow IPC stream of batches, all of the schema of that header. Costs less than
-    `to_ipc`, for a few rows as for many."""
+    """Encode batches as one Arrow IPC stream, given the header for their schema. Cheaper than
+    `to_ipc`, for few rows as well as for many."""
     return b"".join((header, *(batch.serialize() for batch in batches), _END))
 
 
 _CONTINUES: Final = b"\xff\xff\xff\xff"
-"""Beginning of every message of a stream."""
+"""Start of every message of a stream."""
 
 
 def from_ipc(data: bytes) -> pa.Table:
-    """Return the table in an IPC stream. Raises `MalformedFrame`, also for one that decodes to much
-    more than its bytes."""
-    # One batch, as most streams have, at a fraction of the cost of opening a stream.
+    """Decode the table in an IPC stream.
+
+    Raises `MalformedFrame` if it is invalid or decodes to much more than its bytes.
+    """
+    # Most streams have one batch; decoding it directly costs a fraction of opening a stream.
     if isinstance(data, bytes) and (single := _single_batch(data)) is not None:
         return single
     try:
@@ -76,11 +78,11 @@ def from_ipc(data: bytes) -> pa.Table:
 
 
 def _single_batch(data: bytes) -> pa.Table | None:
-    """Return the table in a stream of one batch; None for any other bytes."""
+    """Decode the table in a stream of one batch; None for any other bytes."""
     header = 8 + int.from_bytes(data[4:8], "little")
     if data[:4] != _CONTINUES or data[-8:] != _END or header > len(data):
         return None
-    if header > _OPENING_BYTES_MAX:  # the cache of schemas keeps it
+    if header > _OPENING_BYTES_MAX:  # too large for the cache of schemas
         return None
     schema = _schema_of(data[:header])
     if schema is None:
@@ -101,23 +103,23 @@ def _single_batch(data: bytes) -> pa.Table | None:
 
 @functools.lru_cache(maxsize=256)
 def _schema_of(header: bytes) -> pa.Schema | None:
-    """Return the schema that a stream begins with; None if it needs more than one message, or is
-    none."""
+    """Decode the schema at the start of a stream; None if it is invalid or takes several
+    messages."""
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(header))
     except (pa.ArrowException, EOFError, OSError, ValueError):
         return None
-    # Dictionaries are messages of their own.
+    # Dictionaries have messages of their own.
     return None if any(map(repeats, schema.types)) else schema
 
 
 def empty_updates(schema: TableSchema) -> pa.Table:
-    """Return no updates, with the right columns."""
+    """Return an empty table of updates for a schema."""
     return schema.arrow_updates().empty_table()
 
 
 def with_time(rows: pa.Table, time: int, diff: int) -> pa.Table:
-    """Return rows as updates at one time with one diff."""
+    """Return rows as updates, all with the same time and diff."""
     count = rows.num_rows
     return rows.append_column(
         pa.field(TIME, pa.int64()), pa.repeat(pa.scalar(time, pa.int64()), count)
@@ -125,7 +127,7 @@ def with_time(rows: pa.Table, time: int, diff: int) -> pa.Table:
 
 
 def at_time(updates: pa.Table, time: int) -> pa.Table:
-    """Return updates that had no time, all at one."""
+    """Give all updates, which have no time yet, the same time."""
     times = pa.repeat(pa.scalar(time, pa.int64()), updates.num_rows)
     return updates.append_column(pa.field(TIME, pa.int64()), times)
 
@@ -138,12 +140,12 @@ def error_update(schema: TableSchema, text: str, time: int, diff: int) -> pa.Tab
 
 
 def set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return the table with one column replaced in place."""
+    """Return the table with the values of one column replaced."""
     return table.set_column(table.schema.get_field_index(name), name, values)
 
 
 def advance(updates: pa.Table, to: int) -> pa.Table:
-    """Return the updates with times below `to` raised to it."""
+    """Return the updates with times below `to` advanced to it."""
     return set_column(updates, TIME, pc.max_element_wise(updates[TIME], pa.scalar(to, pa.int64())))
 
 
@@ -159,12 +161,13 @@ def between(updates: pa.Table, lower: int, upper: int) -> pa.Table:
 
 
 def negate(updates: pa.Table) -> pa.Table:
-    """Return the updates with the other sign of each diff."""
+    """Return the updates with the sign of each diff reversed."""
     return set_column(updates, DIFF, pc.negate(updates[DIFF]))
 
 
 def split_errors(updates: pa.Table) -> tuple[pa.Table, pa.Table | None]:
-    """Return plain updates (without the error column), and the error updates if there are any."""
+    """Return the ordinary updates (without the error column), and the error updates if there are
+    any."""
     if ERROR not in updates.column_names:
         return updates, None
     held = pc.is_valid(updates[ERROR])
@@ -174,7 +177,7 @@ def split_errors(updates: pa.Table) -> tuple[pa.Table, pa.Table | None]:
 
 
 def concat(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
-    """Return all rows of all tables (same columns, any order), in `schema`."""
+    """Concatenate tables with the same columns, in any order, into a table with `schema`."""
     parts = [
         table if table.schema.equals(schema) else table.select(schema.names).cast(schema)
         for table in tables
@@ -183,7 +186,7 @@ def concat(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
 
 
 def iter_slices(updates: pa.Table) -> Iterator[pa.Table]:
-    """Yield the rows in slices that are worked on at a time, none when there are no rows."""
+    """Yield the rows in slices to process at a time; nothing if there are no rows."""
     for start in range(0, updates.num_rows, SLICE_ROWS):
         yield updates.slice(start, SLICE_ROWS)
 
@@ -193,10 +196,8 @@ def _groupable(kind: pa.DataType) -> bool:
 
 
 def consolidate(updates: pa.Table) -> pa.Table:
-    """Sum the diffs of equal rows (at equal times when there is `TIME`) and drop zeros.
-
-    Works for every column type; nested columns go row by row and are slower.
-    """
+    """Sum the diffs of equal rows (at equal times if there is `TIME`) and drop zeros. Works for
+    every column type; nested columns are processed row by row and are slower."""
     if updates.num_rows == 0:
         return updates
     names = [name for name in updates.column_names if name != DIFF]
@@ -212,16 +213,14 @@ def consolidate(updates: pa.Table) -> pa.Table:
 
 
 def consolidate_keyed(updates: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Consolidate updates of one time, in which each value of a primary key has one row at most.
-
-    Rows whose key has no retraction are passed on as they are.
-    """
+    """Consolidate updates of one time in which each value of the primary key has at most one row.
+    Rows whose key has no retraction are passed through."""
     columns = set(updates.column_names)
     if len(key) != 1 or key[0] not in columns or updates.num_rows <= FEW_ROWS:
         return consolidate(updates)
     if not _found_by_value(updates.schema.field(key[0]).type):
         return consolidate(updates)
-    # Most rows of a table were never changed, and to tell so by one column takes a fraction of
+    # Most rows of a table never changed, and finding that out by one column costs a fraction of
     # summing whole rows.
     back = pc.less_equal(updates[DIFF], pa.scalar(0, pa.int64()))
     gone = updates[key[0]].filter(back).combine_chunks()
@@ -230,13 +229,13 @@ def consolidate_keyed(updates: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _found_by_value(kind: pa.DataType) -> bool:
-    """Return whether equal values of this type are those with equal bits, and Arrow finds them."""
+    """Return whether values of a type are equal exactly if their bits are, and Arrow finds them."""
     tests = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
     return any(test(kind) for test in tests)
 
 
 def consolidate_if_smaller(updates: pa.Table) -> pa.Table:
-    """Return the same updates, consolidated; many only if that makes them far fewer."""
+    """Return the same updates, consolidated; many updates only if that makes them far fewer."""
     names = [name for name in updates.column_names if name != DIFF]
     rows = updates.num_rows
     plain = all(_groupable(updates.schema.field(n).type) for n in names)
@@ -244,17 +243,17 @@ def consolidate_if_smaller(updates: pa.Table) -> pa.Table:
         return consolidate(updates)
     if not plain:
         return updates
-    # To consolidate 100,000 distinct rows takes 16 × as long as the sample (November 2026).
+    # Consolidating 100,000 distinct rows takes 16 × as long as the sample (November 2026).
     updates, size = updates.combine_chunks(), SAMPLE_ROWS
-    # Fewer columns than were written leave equal rows, and such as cancel one another. Rows of one
-    # time stand together, so that a stretch of many tells.
+    # Dropping columns can make rows equal, so insertions and retractions of the same row cancel
+    # out. Rows with the same time are adjacent, so a stretch of many rows is representative.
     sample = consolidate(updates.slice((rows - size) // 2, size))
     return consolidate(updates) if sample.num_rows * 2 <= size else updates
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the column as values that are equal just when its bits are, cheap to make in Python:
-    floats as their bits, so that -0.0, 0.0 and every NaN keep apart and equal themselves; dates
+    """Return the column as values that are equal exactly if its bits are, and cheap to create in
+    Python: floats as their bits, so that -0.0, 0.0 and every NaN differ and equal themselves; dates
     and timestamps as numbers; decimals as their bytes."""
     kind = _bits_type(column.type)
     if kind is None:
@@ -263,8 +262,8 @@ def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _bits_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type whose values are the bits of that one, also of what it nests; None if it is
-    the same. Python has no time after 9999, and Spark has."""
+    """Return the type whose values are the bits of a type, also inside nested types; None if it is
+    the same. Python has no times after year 9999, but Spark does."""
     if pa.types.is_struct(kind):
         fields = [kind.field(at) for at in range(kind.num_fields)]
         found = pa.struct([each.with_type(_bits_type(each.type) or each.type) for each in fields])
@@ -283,7 +282,7 @@ def _bits_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _plain(kind: pa.DataType) -> bool:
-    """Return whether Python values of this type, floats as bits, are equal just when the bits
+    """Return whether Python values of a type, with floats as bits, are equal exactly if the bits
     are."""
     return any(test(kind) for test in _PLAIN)
 
@@ -307,8 +306,8 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _sum_few(updates: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Sum the diffs of equal rows as `_sum_groups` does, in a fraction of the time that Arrow's own
-    grouping takes to get going."""
+    """Sum the diffs of equal rows like `_sum_groups`, in a fraction of the time that Arrow's
+    grouping needs to start."""
     diffs: list[int] = _values(updates[DIFF])
     sums: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
@@ -355,7 +354,7 @@ def _sum_nested(updates: pa.Table, names: Sequence[str]) -> pa.Table:
 
 
 class ResultPiece(msgspec.Struct, frozen=True, gc=False):
-    """Rows of a result as an Arrow IPC stream; `last`: nothing follows."""
+    """Rows of a result as an Arrow IPC stream. If `last`, nothing follows."""
 
     arrow: bytes
     rows: int
@@ -365,8 +364,8 @@ class ResultPiece(msgspec.Struct, frozen=True, gc=False):
 def pieces(
     batches: Iterator[pa.RecordBatch], header: bytes, bytes_max: int
 ) -> Iterator[ResultPiece]:
-    """Yield a result in pieces, at least one, which may be without rows. A piece has at most
-    `bytes_max` bytes unless a single row has more."""
+    """Yield a result in pieces, at least one, which may have no rows. A piece has at most
+    `bytes_max` bytes, unless it is a single larger row."""
     gathered: list[pa.RecordBatch] = []
     size = rows = 0
     room = max(1, bytes_max - len(header) - _OVERHEAD)
@@ -383,7 +382,7 @@ def pieces(
 
 
 _OVERHEAD = 1_024
-"""Bytes of one batch in a stream, beside its data."""
+"""Bytes of one batch in a stream in addition to its data."""
 
 
 def _cut(batch: pa.RecordBatch, room: int) -> Iterator[pa.RecordBatch]:

@@ -1,1 +1,1 @@
-"""Messages on a wire or between packages: compute commands, client requests, frames."""
+"""Messages on a wire or between packages, such as client requests and compute commands."""

@@ -1,14 +1,16 @@
-"""Requests of the Python client to the controller, and its answers.
+"""The requests of clients to the controller, and its answers.
 
-Every request has a `request` number, unique within its connection; its answers carry the same.
-`SubscribeObject` is answered by many `SubscribeChanges` until `EndRequest` or an error;
-`ReadObject` by one or more `ReadContents`, the last without `more`; `CopyTo` and `CopyFromFiles` by
-their progress where it is wanted, then by one answer; every other request by exactly one answer.
+Every request has a `request` number, unique within its connection, and its answers carry the same
+number. `SubscribeObject` is answered by many `SubscribeChanges`, until `EndRequest` or an error.
+`ReadObject` is answered by one or more `ReadContents`, the last one without `more`. `CopyTo` and
+`CopyFromFiles` are answered by their progress, if requested, and then by one answer. Every other
+request gets exactly one answer.
+
 Rows travel as Arrow IPC streams. The configuration of a source or sink is defined by its kind
-(`connectors.sources.kinds`, `connectors.sinks.kinds`): here it is a kind and bytes.
+(`connectors.sources.kinds`, `connectors.sinks.kinds`); here it is a kind and bytes.
 
-A client may be of another release than the service. So tags stay when classes are renamed, fields
-that are added come last with a default, and an unknown message is a named error.
+Client and service may be of different releases. So tags do not change when classes are renamed, new
+fields come last and have a default, and an unknown message is an error of its own.
 """
 
 from __future__ import annotations
@@ -25,28 +27,32 @@ from actors.runtime.progress import Frontier, Time
 from actors.runtime.telemetry import ActorStatistics
 
 TIME_ZONE: Final = "spark.sql.session.timeZone"
-"""Spark's setting of a session's time zone."""
+"""Spark's setting for the time zone of a session."""
 PROTOCOL_VERSION = 1
 COPY_FILE_BYTES: Final = 256 << 20
-"""Size of one file of a copy, unless a client asks for another."""
+"""Default size of one file of a copy."""
 
 
 # -- sources and sinks -----------------------------------------------------------------------------
 
 
 class SourceTable(msgspec.Struct, frozen=True, gc=False):
-    """One table that a source is to fill: its external name and its name in this service (empty:
-    the same, or the source's own name if it has one table only)."""
+    """A table that a source fills."""
 
     outside: str
+    """Name in the external system."""
     name: str = ""
+    """Name in this service; "": the external name, or the source's name if it has a single
+    table."""
     exclude: tuple[str, ...] = ()
     """Columns to leave out."""
 
 
 class CreateSource(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Creates a source and the tables that it fills; `tables` None: all that the external system
-    has. Answered when it is in the catalog; its first contents come after that."""
+    """Creates a source and the tables that it fills; `tables` None means every external table.
+
+    Answered when the source is in the catalog; its first contents come later.
+    """
 
     request: int
     name: str
@@ -57,7 +63,7 @@ class CreateSource(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class AlterSource(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Adds tables to a source. `Drop` removes a table."""
+    """Adds tables to a source. `DropObject` removes a table."""
 
     request: int
     name: str
@@ -65,16 +71,17 @@ class AlterSource(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DropSource(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Drops a source and its tables; refused with `ObjectInUse` while others depend on them."""
+    """Drops a source and its tables. Refused with `ObjectInUse` while other objects depend on
+    them."""
 
     request: int
     name: str
     cascade: bool = False
-    """True: what depends on its tables is dropped with them."""
+    """True to drop the objects that depend on its tables as well."""
 
 
 class CreateSink(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Creates a sink that writes the contents of the object `on` and their changes."""
+    """Creates a sink that writes the contents of the object `on` and its changes."""
 
     request: int
     name: str
@@ -84,51 +91,57 @@ class CreateSink(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DropSink(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Drops a sink; the data that it has written stay."""
+    """Drops a sink. The data that it has written remain."""
 
     request: int
     name: str
 
 
 class ListSources(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """All sources, or all sinks, with their health and statistics."""
+    """Lists all sources, or all sinks, with their health and statistics."""
 
     request: int
     sinks: bool = False
 
 
 class ForgetSource(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Gives up the external resources of dropped sources of that name: their removal is no longer
-    tried, and they are no longer listed. `Done` names them."""
+    """Stops trying to remove the external resources of dropped sources with this name.
+
+    The sources are no longer listed. The answer names the resources.
+    """
 
     request: int
     name: str
 
 
 class CopyFromFiles(msgspec.Struct, frozen=True, gc=False, tag="CopyFrom"):
-    """Copies files into a table, all their rows at one time, or none. `path`: a file or a folder
-    below the service's `source_dirs`. Answered by `CopyFromProgress` where it is wanted, then by
-    `CopiedFrom`."""
+    """Copies files into a table: all their rows at one timestamp, or none.
+
+    Answered by `CopyFromProgress`, if requested, and then by `CopiedFrom`.
+    """
 
     request: int
     table: str
     path: str
+    """A file or a folder below the service's `source_dirs`, or a URL in one of its buckets."""
     format: Literal["parquet", "csv", "json"]
     columns: tuple[str, ...] = ()
-    """Columns of the table that the files have; none: all."""
+    """Columns of the table that the files contain; empty for all."""
     options: dict[str, str] = {}
     """Options of Spark's reader for this format."""
     pattern: str = "*"
+    """Pattern that the names of files in a folder must match."""
     recursive: bool = False
+    """True to read subfolders as well."""
     uuid: str = ""
-    """Idempotency token: a copy that was done is not repeated, but answered as it was."""
+    """Idempotency token: a copy that was made before is not repeated, and gets the same answer."""
     progress: bool = False
-    """True if `CopyFromProgress` is wanted."""
+    """True to request `CopyFromProgress`."""
 
 
 class CopyFromProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Progress of a copy from files; `rows` are those in parts. Files count when they were read
-    whole."""
+    """Progress of a copy from files. A file counts once it was read completely; `rows` counts rows
+    that were written into parts."""
 
     request: int
     state: str
@@ -140,7 +153,7 @@ class CopyFromProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CopiedFrom(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The copy is durable: all its rows, at `time`."""
+    """The copy is durable, with all its rows at `time`."""
 
     request: int
     rows: int
@@ -150,17 +163,17 @@ class CopiedFrom(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ObjectHealth(msgspec.Struct, frozen=True, gc=False):
-    """Health of a source, a table of it, or a sink."""
+    """Health of a source, of one of its tables, or of a sink."""
 
     status: str
-    """starting, running, paused (no replica is connected), stalled, ceased; dropped: a dropped
-    source whose external resource is not removed yet."""
+    """``starting``, ``running``, ``paused`` (no replica is connected), ``stalled``, ``ceased``, or
+    ``dropped`` (a dropped source whose external resource is not removed yet)."""
     error: str = ""
     hint: str = ""
     since_ms: int = 0
-    """Time of the last change of status (Unix time); while it is stalled of the first failure."""
+    """Unix time in ms of the last change of status; if stalled, of the first failure."""
     retries: int = 0
-    """Attempts that have failed since then, while it is stalled."""
+    """If stalled, number of failed attempts since then."""
 
 
 class SourceTableStatus(msgspec.Struct, frozen=True, gc=False):
@@ -173,24 +186,24 @@ class SourceTableStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class SourceStatus(msgspec.Struct, frozen=True, gc=False):
-    """One source, or one sink (which has no tables)."""
+    """A source, or a sink (which has no tables)."""
 
     name: str
     kind: str
     health: ObjectHealth
     upper: Frontier
     statistics: ObjectStatistics | None = None
-    """Statistics as last reported; None: none yet."""
+    """The last statistics reported; None if there are none yet."""
     tables: tuple[SourceTableStatus, ...] = ()
     on: str = ""
-    """Object that a sink writes."""
+    """The object that a sink writes."""
     failed: ObjectHealth | None = None
     """Health at the last stall since the service started."""
     options: bytes = b""
-    """Options that it was made with and that are not as by default, as JSON: secrets are named, and
-    not in them. Empty: the session does not own it."""
+    """Options other than defaults with which it was created, as JSON. They name secrets but do not
+    contain them. Empty if the session does not own the source or sink."""
     retain_history_ms: int | None = None
-    """Time for which its history is kept; None: the service's default."""
+    """Time in ms for which its history is kept; None for the service's default."""
 
 
 class SourceReport(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -205,21 +218,21 @@ class SourceReport(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ClientHello(msgspec.Struct, frozen=True, gc=False, tag="Welcome"):
-    """First frame of the client: its protocol version and name."""
+    """The first message of a client: its protocol version and name."""
 
     version: int
     client: str = ""
 
 
 class ServiceHello(msgspec.Struct, frozen=True, gc=False, tag="Welcomed"):
-    """First frame of the service."""
+    """The first message of the service: its protocol version and name."""
 
     version: int
     service: str
 
 
 class CreateTable(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Creates a table; `retain_history_ms` None: the service's default."""
+    """Creates a table. `retain_history_ms` None means the service's default."""
 
     request: int
     name: str
@@ -231,7 +244,8 @@ class CreateTable(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Creates a maintained view of a Spark SQL query. Answered when it is in the catalog."""
+    """Creates a view of a Spark SQL query, maintained or plain. Answered when it is in the
+    catalog."""
 
     request: int
     name: str
@@ -241,22 +255,24 @@ class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
     refresh_policy: str = "auto"
     """``auto``, ``incremental``, ``incremental strict`` or ``full``."""
     target_lag_ms: int = 0
-    """Age that the view may have; 0: as fresh as possible."""
+    """Permitted age of the view's contents; 0 for as fresh as possible."""
     replace: bool = False
-    """True: a view of that name is replaced when this one is computed, and answered then."""
+    """True to replace an existing view of this name once the new one is computed; the request is
+    answered at that point."""
     comment: str = ""
     plain: bool = False
-    """True for a plain view, which is inlined where it is named; only `replace` and `comment` count
-    beside its query."""
+    """True for a plain view, which is inlined where it is named. Only `sql`, `replace` and
+    `comment` apply to it."""
     as_of: Time | None = None
-    """Time from which the view has contents; None: the latest at which its inputs can be read."""
+    """First time at which the view has contents; None for the latest at which its inputs can be
+    read."""
     for_subscribe: bool = False
-    """True for the view of one subscribe (see `relations.is_subscribed_view`): it needs no right to
-    create, and has a name, a query, a refresh policy and a time alone."""
+    """True for the view of a single subscribe (see `relations.is_subscribed_view`). It needs no
+    CREATE right, and has only a name, a query, a refresh policy and a time."""
 
 
 class AlterObject(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Changes an object's definition; what is None stays as it is."""
+    """Changes the definition of an object. What is None, or empty, stays as it is."""
 
     request: int
     name: str
@@ -264,20 +280,21 @@ class AlterObject(msgspec.Struct, frozen=True, gc=False, tag=True):
     refresh_policy: str | None = None
     target_lag_ms: int | None = None
     retain_history_ms: int | None = None
-    """0: the service's default."""
+    """0 for the service's default."""
     comment: str | None = None
-    """Comment of the object, or of `column`; empty: none."""
+    """Comment of the object, or of `column`; "" removes it."""
     column: str = ""
+    """The column that `comment` is for; "" for the object."""
     add_columns: tuple[TableColumn, ...] = ()
-    """Further columns of a table."""
+    """Columns to add to a table."""
     column_comments: dict[str, str] = {}
-    """Comments of those."""
+    """Comments of the added columns."""
     column_defaults: dict[str, ColumnDefault] = {}
-    """Defaults of a table's columns from now on; one without a text is dropped."""
+    """New defaults of a table's columns; one without a text removes the default."""
 
 
 class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keeps an object arranged by `key`, for peeks."""
+    """Creates an index: the object `on` is kept in memory by `key`, for peeks."""
 
     request: int
     name: str
@@ -286,97 +303,103 @@ class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DropObject(msgspec.Struct, frozen=True, gc=False, tag="Drop"):
-    """Drops an object by name; refused with `ObjectInUse` while others depend on it."""
+    """Drops an object. Refused with `ObjectInUse` while other objects depend on it."""
 
     request: int
     name: str
     cascade: bool = False
-    """True: all that depend on it are dropped with it, at once."""
+    """True to drop all objects that depend on it as well, atomically."""
 
 
 class TableChange(msgspec.Struct, frozen=True, gc=False):
-    """Changes to one table, all at one time.
-
-    `insert`: rows; columns that are left out have their defaults. `delete`: whole rows, or for a
-    keyed table rows of its key columns. `update` (keyed tables): rows that hold the key columns and
-    the columns to set.
-    """
+    """Changes to one table, all at the same timestamp. Rows are Arrow IPC streams."""
 
     table: str
     insert: bytes | None = None
+    """Rows to insert. Missing columns get their defaults."""
     delete: bytes | None = None
+    """Rows to delete: all columns, or in a table with a PRIMARY KEY only its key columns."""
     update: bytes | None = None
+    """Rows to update in a table with a PRIMARY KEY: its key columns, and the columns to set."""
     defaults: str | None = None
-    """Digest of the defaults with which the writer has filled its rows; the write is refused with
-    `DefinitionChanged` if they are others now. None: it has used none."""
+    """Digest of the defaults that the writer used to fill its rows; None if it used none. The write
+    is refused with `DefinitionChanged` if the table's defaults have changed."""
     left_out: bytes | None = None
-    """Arrow IPC stream of booleans: of the columns that some inserted rows have, which rows leave
-    them out, and so have their defaults; None if every row has the same columns."""
+    """Arrow IPC stream of booleans, one column for each column that some inserted rows leave out:
+    true where a row leaves it out and gets the default. None if all rows have the same columns."""
     columns: str | None = None
-    """Digest of the columns that the writer took the table for (`TableSchema.digest`); refused with
-    `DefinitionChanged` if they are others now. None: its rows name their columns themselves."""
+    """Digest of the table's columns as the writer knows them (`TableSchema.digest`); None if its
+    rows name their columns. The write is refused with `DefinitionChanged` if the columns have
+    changed."""
 
 
 class WriteTables(msgspec.Struct, frozen=True, gc=False, tag="Write"):
-    """Changes tables atomically, at one time. Answered by `WriteCommitted` when durable."""
+    """Changes tables atomically, at one timestamp. Answered by `WriteCommitted` when durable."""
 
     request: int
     changes: tuple[TableChange, ...]
 
 
 class ReadObject(msgspec.Struct, frozen=True, gc=False, tag="Read"):
-    """Contents of an object at `as_of` (None: the latest written time), by `key` or whole."""
+    """Reads an object at `as_of` (None: the latest written time), all of it or rows by `key`."""
 
     request: int
     name: str
     as_of: Time | None = None
     key: bytes | None = None
-    """Arrow IPC stream of the key values to look up (one row or more)."""
+    """Arrow IPC stream with the key values to look up, one or more rows."""
     key_columns: tuple[str, ...] = ()
     deadline_ms: int | None = None
     filter: tuple[ColumnComparison, ...] = ()
-    """Comparisons that a row must pass, all of them."""
+    """Comparisons, all of which a row must pass."""
     project: tuple[str, ...] | None = None
-    """Columns of the answer, which also has those of the order; None: all."""
+    """Columns to return, in addition to those of the order; None for all."""
     finishing: RowSetFinishing | None = None
-    """The service leaves out what cannot be in the answer; the client finishes."""
+    """Order, offset and limit. The service leaves out rows that cannot be in the result; the client
+    applies the rest."""
 
 
 class SubscribeObject(msgspec.Struct, frozen=True, gc=False, tag="Subscribe"):
-    """Changes of an object. `from_` None: contents now (or at `as_of`), then changes; a frontier F:
-    only the changes with ``time >= F``, for a subscriber that resumes."""
+    """Subscribes to the changes of an object.
+
+    Without `from_`, the contents now (or at `as_of`) come first, then changes. A subscriber that
+    resumes gives a frontier as `from_` and gets only the changes with ``time >= from_``.
+    """
 
     request: int
     name: str
     from_: Frontier | None = None
     as_of: Time | None = None
     up_to: Frontier | None = None
-    """Only changes with ``time < up_to``; then the empty upper and the end."""
+    """Ends the subscribe after the changes with ``time < up_to``, with the empty upper."""
     snapshot: bool = True
-    """False: without the contents, only the changes after them."""
+    """False to leave out the contents and send only the changes after them."""
     progress: bool = True
-    """False: no answers without rows, but for the last."""
+    """False to send no answers without rows, except the last one."""
 
 
 class EndRequest(msgspec.Struct, frozen=True, gc=False, tag="Unsubscribe"):
-    """Ends the subscribe (or cancels the read or wait) of that request number."""
+    """Ends a subscribe, or cancels a read or wait; `target` is its request number."""
 
     request: int
     target: int
 
 
 class SignalSession(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Ends a session of any door, by its number in `penstock.sessions`, or cancels what it runs.
-    Answered by `RequestDone` at once; raises `UnknownObject` for a number that no session has."""
+    """Ends a session of any door, or cancels its statement.
+
+    Answered immediately by `RequestDone`, or by `UnknownObject` if there is no such session.
+    """
 
     request: int
     number: int
+    """Number of the session in `penstock.sessions`."""
     end: bool = True
-    """False: its statement is canceled, and the session goes on."""
+    """False to cancel its statement and keep the session."""
 
 
 class WaitFor(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Answered when every time up to and including `time` is sealed in the object."""
+    """Waits until every time up to and including `time` is sealed in the object."""
 
     request: int
     name: str
@@ -385,33 +408,33 @@ class WaitFor(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ReadStatus(msgspec.Struct, frozen=True, gc=False, tag="Status"):
-    """All objects with their frontiers, and the oracle's time."""
+    """Asks for all objects with their frontiers, and for the oracle's time."""
 
     request: int
 
 
 class ExplainView(msgspec.Struct, frozen=True, gc=False, tag="Explain"):
-    """A view's plan as text."""
+    """Asks for a view's plan as text."""
 
     request: int
     name: str
 
 
 class ListActors(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Every live actor of the service."""
+    """Asks for the statistics of every live actor of the service."""
 
     request: int
 
 
 class SetTracing(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Sets the share of new traces that are sampled, from 0 to 1; None: only reports it."""
+    """Sets the fraction of new traces that are sampled, from 0 to 1; None only asks for it."""
 
     request: int
     ratio: float | None = None
 
 
 class ChangeReplicas(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Adds a replica or drops one, durably; neither: only reports them."""
+    """Adds or drops a replica durably. Without either name it only asks for the replicas."""
 
     request: int
     add: str = ""
@@ -419,35 +442,39 @@ class ChangeReplicas(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RunQuery(msgspec.Struct, frozen=True, gc=False, tag="Query"):
-    """A one-off query at `as_of` (None: the greatest time at which all its inputs are sealed).
-    Answered by `ReadInstead`, or by `ReadContents` in the query's order."""
+    """Runs a one-off query at `as_of` (None: the latest time at which all its inputs are sealed).
+
+    Answered by `ReadInstead`, or by `ReadContents` in the query's order.
+    """
 
     request: int
     sql: str
     as_of: Time | None = None
     deadline_ms: int | None = None
     engine: bool = False
-    """True if the engine must run even a plain read."""
+    """True to run even a plain read on the engine."""
     latest: bool = False
-    """True: without `as_of` it is read at the latest written time, and waits until that is
+    """True to read at the latest written time if `as_of` is None, after waiting until it is
     sealed."""
     conf: dict[str, str] = {}
-    """Settings of Spark that the session has: its time zone, and others that change what a text
-    means. Without them those of the service hold."""
+    """Spark settings of the session: its time zone, and others that change the meaning of a query.
+    Settings not given have the service's values."""
 
 
 class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks for the columns of a query, which is not run. Answered by `QueryDescribed`."""
+    """Asks for the columns of a query without running it. Answered by `QueryDescribed`."""
 
     request: int
     sql: str
     conf: dict[str, str] = {}
-    """Settings of Spark that the session has, as of `RunQuery`."""
+    """Spark settings of the session, as in `RunQuery`."""
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks for the plan by which a view of this query would be maintained, as text; with the policy
-    "none", for the way in which its rows would be read now."""
+    """Asks for the plan that would maintain a view of this query, as text.
+
+    With the policy ``none`` it asks how the query's rows would be read now.
+    """
 
     request: int
     sql: str
@@ -456,8 +483,10 @@ class ExplainQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Writes the contents of an object at `as_of` (None: the latest written time) into files
-    below `destination`. Answered by `CopiedInto`."""
+    """Copies the contents of an object at `as_of` (None: the latest written time) into files.
+
+    Answered by `CopyProgressed`, if requested, and then by `CopiedInto`.
+    """
 
     request: int
     name: str
@@ -466,11 +495,11 @@ class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
     as_of: Time | None = None
     file_bytes_max: int = COPY_FILE_BYTES
     overwrite: bool = False
-    """True if this copy replaces an earlier one there, when this one is whole."""
+    """True to replace an existing copy once this one is complete."""
     deadline_ms: int | None = None
-    """The copy is dropped when it is not done by then."""
+    """The copy is dropped if it takes longer than this."""
     progress: bool = False
-    """True if `CopyProgressed` is wanted."""
+    """True to request `CopyProgressed`."""
 
 
 CatalogStatement: TypeAlias = (
@@ -485,8 +514,8 @@ CatalogStatement: TypeAlias = (
     | DropSource
     | DropSink
 )
-"""Statements that change the catalog, from the grammar to the controller. Number 0: a statement
-that no connection has sent yet."""
+"""Statements that change the catalog. The grammar creates them and the controller executes them;
+their request number is 0 until a connection sends them."""
 Request: TypeAlias = (
     CatalogStatement
     | RoleStatement
@@ -514,7 +543,7 @@ Request: TypeAlias = (
 
 
 class RequestDone(msgspec.Struct, frozen=True, gc=False, tag="Done"):
-    """The request was carried out; `text` is its result, if it has one (Explain)."""
+    """The request was carried out. `text` is its result if it has one, as `ExplainView` does."""
 
     request: int
     text: str = ""
@@ -529,23 +558,23 @@ class WriteCommitted(msgspec.Struct, frozen=True, gc=False, tag="Written"):
 
 
 class ReadContents(msgspec.Struct, frozen=True, gc=False, tag="Contents"):
-    """Rows of a read: columns and ``__diff``, Arrow IPC stream; read at `as_of`."""
+    """Rows read at `as_of`: columns and ``__diff``, as an Arrow IPC stream."""
 
     request: int
     as_of: Time
     arrow: bytes
     more: bool = False
-    """True if further rows follow."""
+    """True if more rows follow."""
     reads: tuple[tuple[str, str], ...] = ()
-    """Ids and names of the objects that the rows are of, for a session of a role: it may lose its
-    right before they are handed on. Empty for a session that is trusted."""
+    """Ids and names of the objects that were read, for a session with a role: it may lose its right
+    before the rows reach the client. Empty for a trusted session."""
 
 
 class SubscribeChanges(msgspec.Struct, frozen=True, gc=False, tag="Changes"):
-    """Updates with ``lower <= time < upper`` of a subscribe; `arrow` None: progress only.
+    """Updates of a subscribe with ``lower <= time < upper``; `arrow` None means progress only.
 
-    `partial`: only some of the updates of an interval that begins at `lower`, and `upper` is
-    `lower` too: the others follow, and the last of these answers has the interval's upper.
+    A `partial` answer has only some of the updates of an interval that starts at `lower`, and its
+    `upper` equals `lower`. The last answer of the interval has the interval's upper.
     """
 
     request: int
@@ -554,18 +583,18 @@ class SubscribeChanges(msgspec.Struct, frozen=True, gc=False, tag="Changes"):
     arrow: bytes | None = None
     partial: bool = False
     reads: tuple[tuple[str, str], ...] = ()
-    """The objects whose rows the changes hold; see `ReadContents.reads`."""
+    """Ids and names of the objects that were read, as in `ReadContents`."""
 
 
 class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
-    """One object as `ReadStatus` shows it."""
+    """Status of one object, in a `StatusReport`."""
 
     name: str
     kind: str
     since: Time
     upper: Frontier
     lag_ms: int
-    """Age of what a reader sees; 0: it has all that there is."""
+    """Age in ms of what a reader sees; 0 if it is up to date."""
     state: str = ""
     text: str = ""
     mode: str = ""
@@ -579,36 +608,38 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     rows_read: int = 0
     """Rows of state that the last step's lookups returned."""
     prepared: bool = False
-    """True if the last step's plans were prepared."""
+    """True if the last step used prepared plans."""
     recomputed: bool = False
-    """True if the view was computed whole instead of stepping."""
+    """True if the last step recomputed the view in full."""
     rejected: str = ""
     """The alternative to the last step, and its estimated cost."""
     held_rows: int = 0
-    """Updates of an index that the workers hold; their bytes in memory and in files follow."""
+    """Number of updates that the workers hold for an index; then their bytes in memory and in
+    mapped files."""
     held_bytes_memory: int = 0
     held_bytes_mapped: int = 0
     parts_read: int = 0
-    """Parts of the inputs that were read while it hydrates, of `parts_total`; bytes likewise."""
+    """While the object hydrates: number of input parts read so far, of `parts_total`; the same for
+    bytes."""
     parts_total: int = 0
     bytes_read: int = 0
     bytes_total: int = 0
     target_lag_ms: int = 0
-    """Age that a view may have; 0: as fresh as possible."""
+    """Permitted age of the view's contents; 0 for as fresh as possible."""
     comment: str = ""
     column_comments: dict[str, str] = {}
     replaces: str = ""
-    """The view in whose place this one comes when it is computed."""
+    """The view that this one replaces once it is computed."""
     id: str = ""
     column_defaults: dict[str, ColumnDefault] = {}
     spark_conf: dict[str, str] = {}
-    """Settings of Spark that a view keeps."""
+    """Spark settings that a view was created with and keeps."""
     retain_history_ms: int | None = None
-    """Time for which its history is kept; None: the service's default."""
+    """Time in ms for which its history is kept; None for the service's default."""
     state_since_ms: int = 0
-    """Time of the first failure, in a state of `ERROR_STATES` (Unix time)."""
+    """Unix time in ms of the first failure, if the state is one of `ERROR_STATES`."""
     retries: int = 0
-    """Attempts that have failed since then."""
+    """Number of failed attempts since then."""
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -621,7 +652,10 @@ class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ActorReport(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The answer to `ListActors`. `monotonic_ms` is the service's clock: two reports give rates."""
+    """The answer to `ListActors`.
+
+    `monotonic_ms` is the service's clock, for computing rates from two reports.
+    """
 
     request: int
     monotonic_ms: float
@@ -629,7 +663,7 @@ class ActorReport(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class TracingReport(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The answer to `SetTracing`. Without an exporter (`exporting` False) no request is traced."""
+    """The answer to `SetTracing`. If `exporting` is False, tracing is off whatever the ratio."""
 
     request: int
     exporting: bool
@@ -637,20 +671,20 @@ class TracingReport(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, gc=False):
-    """One replica."""
+    """Status of one replica."""
 
     name: str
     state: str
     """``connected`` or ``connecting``."""
     text: str = ""
-    """Error that ended the last connection."""
+    """The error that ended the last connection."""
     connections: int = 0
     """Number of connections so far."""
     reporting: int = 0
-    """Dataflows that have reported a frontier on this connection, of `objects`."""
+    """Number of dataflows that have reported a frontier on this connection, of `objects`."""
     objects: int = 0
     lag_ms: int = 0
-    """Distance of its slowest dataflow from the furthest replica, in ms."""
+    """Distance in ms of its slowest dataflow from the most advanced replica."""
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -661,8 +695,10 @@ class ReplicaReport(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ReadInstead(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The answer to a `RunQuery` that is a plain read: the read that the client must send. `names`
-    are the query's columns, one for each of `project`."""
+    """The answer to a `RunQuery` that is a plain read: the `ReadObject` that the client must send.
+
+    `names` are the column names of the query, one for each column in `project`.
+    """
 
     request: int
     name: str
@@ -690,8 +726,10 @@ class RequestFailed(msgspec.Struct, frozen=True, gc=False, tag="Failed"):
 
 
 class CopyProgressed(msgspec.Struct, frozen=True, gc=False, tag="CopyProgress"):
-    """Progress of a copy. `state`: "waiting" for its time to be sealed, or "copying"; `rows` are
-    those written."""
+    """Progress of a copy into files; `rows` counts the rows written.
+
+    `state` is ``waiting`` until the copy's time is sealed, then ``copying``.
+    """
 
     request: int
     state: str
@@ -703,7 +741,7 @@ class CopyProgressed(msgspec.Struct, frozen=True, gc=False, tag="CopyProgress"):
 
 
 class CopiedInto(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The copy is whole: `manifest` names its files."""
+    """The copy is complete. `manifest` is the path of the file that lists its files."""
 
     request: int
     rows: int
@@ -734,11 +772,11 @@ Answer: TypeAlias = (
 
 
 Traced: TypeAlias = CatalogStatement | WriteTables | ReadObject | SubscribeObject | RunQuery
-"""Requests that carry a trace context and are traced."""
+"""Requests that carry a trace context."""
 
 
 def objects_of(request: Traced) -> str:
-    """Return the names of the objects that a request is about, for people."""
+    """Return the names of a request's objects, for traces."""
     if isinstance(request, WriteTables):
         return ",".join(change.table for change in request.changes)
     if isinstance(request, RunQuery):
@@ -746,9 +784,9 @@ def objects_of(request: Traced) -> str:
     return request.name
 
 
-# The first bytes of a connection: a peer of another protocol is refused before anything is decoded.
+# First bytes of a connection, so that a peer of another protocol is refused before decoding.
 CLIENT_MAGIC: Final = b"PNSTKAPI"
 CLIENT_MAGIC_VERSION: Final = 2
-"""Version of the handshake before `ClientHello`: 2 has identities and tokens."""
+"""Version of the handshake that precedes `ClientHello`. Version 2 added identities and tokens."""
 ClientMessage: TypeAlias = ClientHello | Request
 ServiceMessage: TypeAlias = ServiceHello | Answer

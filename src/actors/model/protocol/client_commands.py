@@ -1,9 +1,9 @@
-"""The commands of one client of a half: their history, and the client that a worker serves.
+"""The command history of one client of a half, and the client that a worker serves. Pure.
 
-A history is the shortest list of commands with the same result as all that were given. A controller
-replays its own to a connecting replica, and a worker collects in one the commands before
-`InitializationComplete`. It is reduced when it has doubled since the last reduction, so the cost is
-amortised and the length stays proportional to the state. Pure.
+A history is the shortest list of commands with the same result as all commands given. A controller
+replays its history to a replica that connects. A worker collects the commands before
+`InitializationComplete` in a history. A history is reduced when it has doubled in length since the
+last reduction, so the cost is amortised and the length stays proportional to the state.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ H = TypeVar("H")
 S = TypeVar("S", bound=msgspec.Struct)
 
 LOST_MAX: Final = 1024
-"""Number of clients remembered that disconnected before their Hello: as many as nonces."""
+"""Number of clients to remember that disconnected before their Hello was sequenced."""
 REDUCED_MIN: Final = 8
-"""A history shorter than twice as many commands is not worth a reduction."""
+"""A history is not reduced before it has more than twice as many commands."""
 
 
 class CommandHistory(Generic[C]):
-    """Commands of one client, kept short. Subclasses say how a list of them is reduced."""
+    """The commands of one client, kept short. Subclasses define how to reduce them."""
 
     def __init__(self, commands: Iterable[C] = ()) -> None:
         self._commands: list[C] = []
+        """The commands since the last reduction, after its result."""
         self._reduced_length = 0
+        """Length of the history after the last reduction."""
         for command in commands:
             self.push(command)
 
@@ -40,7 +42,7 @@ class CommandHistory(Generic[C]):
         raise NotImplementedError
 
     def push(self, command: C) -> None:
-        """Append a command; reduce when the list has doubled."""
+        """Append a command, and reduce the history if it has doubled since the last reduction."""
         self._commands.append(command)
         if len(self._commands) > 2 * max(self._reduced_length, REDUCED_MIN):
             self.reduce()
@@ -59,22 +61,27 @@ class CommandHistory(Generic[C]):
 
 
 class HalfClient(Generic[H]):
-    """The client that a half of a worker serves; `incoming` has its commands before
-    InitializationComplete."""
+    """The client that one half of a worker serves."""
 
     def __init__(self) -> None:
         self.nonce: Nonce | None = None
+        """Nonce of the latest client, also after it has disconnected; None before the first."""
         self.connected = False
+        """True while that client is connected."""
         self.incoming: H | None = None
+        """Its commands before `InitializationComplete`; None afterwards."""
         self._lost: OrderedDict[Nonce, None] = OrderedDict()
+        """Clients that disconnected before their Hello was sequenced."""
 
     @property
     def muted(self) -> bool:
-        """Return whether responses are withheld: no client is connected, or it is initializing."""
+        """Return whether responses are withheld, because no client is connected or it is
+        initializing."""
         return not self.connected or self.incoming is not None
 
     def begin(self, nonce: Nonce, incoming: H) -> Nonce | None:
-        """Switch to the client of a Hello; return its nonce, or None if it is gone already."""
+        """Switch to the client that sent a Hello. Return its nonce, or None if it is gone
+        already."""
         self.nonce = nonce
         # The client may have disconnected before its Hello was sequenced.
         self.connected = nonce not in self._lost
@@ -83,10 +90,12 @@ class HalfClient(Generic[H]):
         return nonce if self.connected else None
 
     def disconnect(self, nonce: Nonce) -> bool:
-        """Note that the current, a former or a future client disconnected; return whether it was
-        the one that is served."""
+        """Record that a client disconnected: the current, a former or a future one.
+
+        Returns whether it was the connected one.
+        """
         if nonce != self.nonce:
-            # Its Hello may still come, and must not connect it.
+            # Its Hello may still come and must not connect it.
             self._lost[nonce] = None
             if len(self._lost) > LOST_MAX:
                 self._lost.popitem(last=False)
@@ -96,7 +105,7 @@ class HalfClient(Generic[H]):
 
 
 def merge_configuration(old: S | None, new: S) -> S:
-    """Return both configurations merged, the newer one winning; an unset field is unchanged."""
+    """Merge two configurations. A field that is None in the newer one keeps its old value."""
     if old is None:
         return new
     names = new.__struct_fields__

@@ -1,9 +1,9 @@
-"""Commands and responses of the replica protocol's compute half.
+"""The commands and responses of the compute half of the replica protocol.
 
-Stages: Creation (`Hello`, `CreateInstance`) → Initialization (any commands, then
-`InitializationComplete`) → Computation. Every connection starts with a `Hello` of a fresh nonce. A
-response belongs to the connection whose command it answers; adapters ensure that. New fields come
-last, with defaults.
+A connection goes through three stages: Creation (`Hello`, `CreateInstance`), Initialization (any
+commands, then `InitializationComplete`), and Computation. Every connection starts with a `Hello`
+that has a new nonce. Channel adapters ensure that a response goes to the connection whose command
+it answers. New fields come last and have defaults.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from actors.model.protocol.message_parts import ColumnComparison, RowSetFinishin
 from actors.runtime.progress import Frontier, Nonce, ObjectId, ShardId, Time
 
 
-# `gc=False`: messages hold no cycles, and so many live at a time that the collector would spend
-# its time on them. A tag stays when a class is renamed: it is the message's name on the wire.
+# `gc=False`, because messages contain no cycles and so many are alive at a time that the garbage
+# collector would be busy with them. A tag does not change when a class is renamed, because it is
+# the message's name on the wire.
 class Hello(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """First message of every connection.
+    """The first command of every connection.
 
-    `owner`: process of the controller, by the epoch's document of the stores. A replica in a
-    process of its own serves no other than their owner.
+    `owner` is the controller's process as named in the epoch document of the stores. A replica in a
+    process of its own serves only the owner of the stores.
     """
 
     nonce: Nonce
@@ -32,31 +33,32 @@ class Hello(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CreateInstance(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Second message: the instance's configuration; must be compatible with the running one's.
+    """The second command: the configuration of the instance.
 
-    Compatible: equal, except that `expiration_ms` may be smaller than the running one's.
+    It must equal that of the running instance, except that `expiration_ms` may be smaller.
     """
 
     workers: int
     version: int = 2
     expiration_ms: int | None = None
-    """The instance ends this long after its start; None: never."""
+    """The instance ends this long after its start; None means never."""
     stash: bool = True
-    """True if results beyond `inline_bytes_max` go to the blob store, where the client reads
+    """True if results larger than `inline_bytes_max` go to the blob store, where the client reads
     them."""
 
 
 class UpdateConfiguration(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Changes settings at once and globally; unset means unchanged."""
+    """Changes settings of all workers immediately. None leaves a setting unchanged."""
 
     result_bytes_max: int | None = None
     inline_bytes_max: int | None = None
-    """Size of a peek's result in its response; larger ones are stashed."""
+    """Largest result of a peek in its response; larger ones are stashed."""
     maintenance_ms: int | None = None
 
 
 class ShardImport(msgspec.Struct, frozen=True, gc=False):
-    """A shard that a dataflow reads; `tables_upper`: its upper is the tables' shared one."""
+    """A shard that a dataflow reads. `tables_upper` is True if its upper is the one that all tables
+    share."""
 
     shard: ShardId
     schema: TableSchema
@@ -64,44 +66,46 @@ class ShardImport(msgspec.Struct, frozen=True, gc=False):
 
 
 class ViewExport(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A maintained view: its delta plan, output shard, and the shards of its hidden states."""
+    """A maintained view: its delta plan, its output shard, and the shards of its hidden states."""
 
     plan: DeltaPlan
     shard: ShardId
     hidden_shards: tuple[ShardId, ...] = ()
     rebuilt_at: Time = 0
-    """Upper of the output at which the plan was replaced: while it stands there, the hidden shards
-    hold no state of the plan, and the view is computed whole. Above 0 the output has contents of an
-    earlier plan."""
+    """Upper of the output when the plan was replaced. While the upper is still there, the hidden
+    shards have no state of this plan, and the view is computed in full. If above 0, the output has
+    contents of an earlier plan."""
     target_lag_ms: int = 0
-    """Age that the view may have: changes are gathered for one step until then; 0: not at all."""
+    """Permitted age of the view: changes are batched for this long into one step; 0 does not
+    batch."""
     owner: ObjectId = ""
-    """Name by which it appends to shards that were handed over to it; empty: to none."""
+    """Name under which it appends to shards that were handed over to it; "" if there are none."""
     taken_shard: ShardId = ""
-    """A shard with the plan's contents as far as the hidden states go. While the output stands at
-    `rebuilt_at`, its contents become these, and nothing is computed."""
+    """A shard with contents of this plan, up to the upper of the hidden states. While the output's
+    upper is `rebuilt_at`, these contents are copied into the output instead of computed."""
 
 
 class IndexExport(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """An arrangement of the one import by `key`, spread over the workers by key hash."""
+    """An index: the only import, arranged by `key` and partitioned over the workers by key hash."""
 
     key: tuple[str, ...]
     schema: TableSchema
 
 
 class SubscribeExport(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A stream of the one import's changes; `snapshot`: contents at `as_of` come first."""
+    """A stream of the changes of the only import. With `snapshot`, its contents at `as_of` come
+    first."""
 
     schema: TableSchema
     snapshot: bool = True
 
 
 class CopyToExport(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The one import's contents at `as_of` as files below `destination`, a manifest last.
+    """A copy of the contents of the only import at `as_of` into files, with a manifest written
+    last.
 
-    `destination`: a folder, as a path or ``file:`` URL, below the replica's `copy_dir`, or a place
-    in a bucket, as a URL at or below one of its `copy_buckets`. Files have at most about
-    `file_bytes_max` bytes.
+    `destination` is a folder below the replica's `copy_dir` (a path or ``file:`` URL), or a URL at
+    or below one of its `copy_buckets`. Files have at most about `file_bytes_max` bytes.
     """
 
     schema: TableSchema
@@ -109,14 +113,15 @@ class CopyToExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     format: Literal["parquet", "csv", "json"]
     file_bytes_max: int
     overwrite: bool = False
-    """True if this copy replaces an earlier one there, when this one is whole."""
+    """True to replace an existing copy once this one is complete."""
 
 
 Export: TypeAlias = ViewExport | IndexExport | SubscribeExport | CopyToExport
 
 
 class DataflowDescription(msgspec.Struct, frozen=True, gc=False):
-    """Imports → export. `imports` are in the order of the plan's inputs."""
+    """A dataflow: what it reads and what it writes. `imports` are in the order of the plan's
+    inputs."""
 
     id: ObjectId
     name: str
@@ -133,38 +138,39 @@ class CreateDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ScheduleDataflow(msgspec.Struct, frozen=True, gc=False, tag="Schedule"):
-    """Lets a dataflow run."""
+    """Allows a dataflow to run."""
 
     id: ObjectId
 
 
 class AllowWrites(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """One-way exit from read-only."""
+    """Ends read-only mode for good."""
 
 
 class AllowCompaction(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """External readers need nothing below `frontier`; the empty frontier drops the object."""
+    """Allows compaction of an object: nobody reads below `frontier` any more. The empty frontier
+    drops the object."""
 
     id: ObjectId
     frontier: Frontier
 
 
 class IndexTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Peek an index."""
+    """A peek of an index."""
 
     id: ObjectId
 
 
 class ShardTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Peek a shard; one worker reads it, the others answer empty."""
+    """A peek of a shard. One worker reads it; the others answer without rows."""
 
     id: ObjectId
     imported: ShardImport = msgspec.field(name="source")
 
 
 class LogTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Peek a relation that every worker keeps about itself; `id` is its name, and the peek's time
-    is ignored."""
+    """A peek of a relation that every worker keeps about itself. `id` is the relation's name; the
+    peek's time is ignored."""
 
     id: ObjectId
 
@@ -173,10 +179,10 @@ PeekTarget: TypeAlias = IndexTarget | ShardTarget | LogTarget
 
 
 class Peek(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Reads `target` at `time`; answered exactly once.
+    """Reads `target` at `time`. Answered exactly once.
 
-    `keys`: only rows whose `key_columns` equal one of these tuples, as an Arrow IPC stream
-    holding the key columns. `filter`: only rows that pass all. `project`: only these columns.
+    `keys` limits it to rows whose `key_columns` equal one of these tuples (an Arrow IPC stream with
+    the key columns), `filter` to rows that pass all comparisons, and `project` to these columns.
     """
 
     uuid: str
@@ -190,13 +196,13 @@ class Peek(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CancelPeek(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Cancels a peek; racy by nature: it may have been answered."""
+    """Cancels a peek. The answer may already be on its way."""
 
     uuid: str
 
 
 class InitializationComplete(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """End of the replayed state: triggers reconciliation."""
+    """Ends the replay of the controller's state and triggers reconciliation."""
 
 
 Command: TypeAlias = (
@@ -214,7 +220,8 @@ Command: TypeAlias = (
 
 
 class Frontiers(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Progress of an object; None means unchanged. Never goes back; nothing after empty."""
+    """Progress of an object. None means unchanged. Frontiers never go back, and the empty one is
+    final."""
 
     id: ObjectId
     write: Frontier | None = None
@@ -227,12 +234,12 @@ class PeekRows(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     arrow: bytes
     rows: int = -1
-    """Number of rows in the stream; -1: not counted. With 0 rows `arrow` may be empty."""
+    """Number of rows in the stream, -1 if not counted. With 0 rows `arrow` may be empty."""
 
 
 class StashPart(msgspec.Struct, frozen=True, gc=False):
-    """A blob with a piece of a result: an Arrow IPC stream as in `PeekRows`, or of a batch: as
-    in `SubscribeBatch`."""
+    """A blob with a piece of a result, an Arrow IPC stream as in `PeekRows`, or of a batch, as in
+    `SubscribeBatch`."""
 
     key: str
     rows: int
@@ -240,10 +247,10 @@ class StashPart(msgspec.Struct, frozen=True, gc=False):
 
 
 class PeekStashed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A result that is in the blob store: the rows of all `parts` and of `inline`.
+    """A result in the blob store: the rows of all `parts`, and those in `inline`.
 
-    `rows` and `size_bytes` count all of it. Its reader deletes the parts; unread ones are collected
-    after `stash_orphan_ms`.
+    `rows` and `size_bytes` are totals. The reader deletes the parts; unread ones are deleted after
+    `stash_orphan_ms`.
     """
 
     parts: tuple[StashPart, ...]
@@ -256,8 +263,8 @@ class PeekStashed(msgspec.Struct, frozen=True, gc=False, tag=True):
 class PeekError(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The peek failed; `code` is an error class.
 
-    `limit`: it failed by a limit of this kind, not by the data: "bytes" of the result, or "rows"
-    scanned, of which there may be `limit_rows`.
+    `limit` says whether it exceeded a limit: ``bytes`` of the result, or ``rows`` scanned, of which
+    at most `limit_rows` are allowed.
     """
 
     code: str
@@ -281,13 +288,11 @@ class PeekResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class SubscribeBatch(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """All updates with ``lower <= time < upper``: contiguous, consolidated.
+    """All updates with ``lower <= time < upper``, consolidated. Batches are contiguous.
 
-    `arrow` is an IPC stream (columns, ``__time``, ``__diff``), None when there are none.
-    `error` set: the view holds an error; the subscribe ends.
-
-    Updates that are too many for a response are in `parts`, as those of `PeekStashed` are: the
-    batch is all of them, and those of `arrow`.
+    `arrow` is an IPC stream (columns, ``__time``, ``__diff``), None if it has no updates. `error`
+    is set if the view is in error, which ends the subscribe. Updates that do not fit into a
+    response are in `parts`, as in `PeekStashed`; the batch then consists of these and of `arrow`.
     """
 
     lower: Frontier
@@ -295,12 +300,12 @@ class SubscribeBatch(msgspec.Struct, frozen=True, gc=False, tag=True):
     arrow: bytes | None = None
     error: tuple[str, str] | None = None
     traceparent: str | None = None
-    """Sampled W3C trace context of a change among them."""
-    # Data of the updates, not of the message: batches wait, merge over workers and are cut, so no
-    # envelope or header stays with the updates.
+    """Sampled W3C trace context of one of the changes."""
+    # A field and not an envelope, because it belongs to the updates: batches wait, are merged over
+    # workers and are cut.
     parts: tuple[StashPart, ...] = ()
-    """Parts in no order, each consolidated by itself at most. Their reader deletes them; unread
-    ones are collected after `stash_orphan_ms`."""
+    """Stashed updates in any order; a part may be consolidated, but not across parts. The reader
+    deletes the parts; unread ones are deleted after `stash_orphan_ms`."""
 
 
 class SubscribeDropped(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -310,15 +315,17 @@ class SubscribeDropped(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class SubscribeResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Progress of one subscribe."""
+    """A batch of one subscribe, or its end."""
 
     id: ObjectId
     batch: SubscribeBatch | SubscribeDropped
 
 
 class CopyDone(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """All files are there; `manifest` names them and was written last. A worker without files to
-    copy answers zeros and no manifest."""
+    """The copy is complete. `manifest` lists its files and was written last.
+
+    A worker that wrote no files answers zeros and "" as the manifest.
+    """
 
     rows: int
     files: int
@@ -326,41 +333,41 @@ class CopyDone(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CopyFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """There is no manifest; `code` is an error class."""
+    """The copy failed and has no manifest; `code` is an error class."""
 
     code: str
     text: str
 
 
 class CopyDropped(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The copy was dropped before it was done."""
+    """The copy was dropped before it was complete."""
 
 
 CopyResult: TypeAlias = CopyDone | CopyFailed | CopyDropped
 
 
 class CopyToResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The one answer of a copy."""
+    """The only answer of a copy."""
 
     id: ObjectId
     result: CopyResult
 
 
 class ConnectionRefused(msgspec.Struct, frozen=True, gc=False, tag="Refused"):
-    """The last response of a connection that the cluster ends; `code` is an error class."""
+    """The last response on a connection that the replica ends; `code` is an error class."""
 
     code: str
     text: str
 
 
 ERROR_STATES: Final = ("errored", "stalled", "frozen", "failed", "quarantined")
-"""States of an object that are listed as errors, and whose texts may quote rows."""
+"""States of an object that count as errors. Their texts may quote rows."""
 
 
 class StatusResponse(msgspec.Struct, frozen=True, gc=False, tag="Status"):
-    """Informational: what a dataflow is doing, its last step, or why it stalls.
+    """Informational: the state of a dataflow, its last step, or why it is stalled.
 
-    The dataflow itself makes it, for worker 0; it is the one record of a step's measures.
+    The dataflow creates it for worker 0. It is the only record of a step's metrics.
     """
 
     id: ObjectId
@@ -375,18 +382,19 @@ class StatusResponse(msgspec.Struct, frozen=True, gc=False, tag="Status"):
     rows_read: int = 0
     """Rows of state that the last step's lookups returned."""
     prepared: bool = False
-    """True if the last step's plans were prepared."""
+    """True if the last step used prepared plans."""
     recomputed: bool = False
-    """True if the view was computed whole instead of stepping."""
+    """True if the last step recomputed the view in full."""
     rejected: str = ""
     """The alternative to the last step, and its estimated cost."""
     parts_read: int = 0
-    """Parts of the inputs that were read while it hydrates, of `parts_total`; bytes likewise."""
+    """While it hydrates: number of input parts read so far, of `parts_total`; the same for
+    bytes."""
     parts_total: int = 0
     bytes_read: int = 0
     bytes_total: int = 0
     wait_ms: float = 0.0
-    """Time that the last step waited for the engine, and in it for others' jobs, in ms."""
+    """Time in ms that the last step waited for the engine and for other jobs there."""
 
 
 Response: TypeAlias = (
@@ -400,7 +408,9 @@ Response: TypeAlias = (
 
 
 class CommandBatch(msgspec.Struct, frozen=True, gc=False, tag="Lot"):
-    """Commands of one connection that had arrived at the same time, in order: sent together, and
-    each takes effect as if it had come alone. Inside the cluster only."""
+    """Commands of one connection that arrived together, in order.
+
+    They have the same effect as if they were sent one by one. Only used within a replica.
+    """
 
     commands: tuple[Command, ...]

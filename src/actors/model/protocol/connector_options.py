@@ -1,4 +1,4 @@
-"""Options of sources and sinks, as users give them and as requests hold them. Pure."""
+"""Converts the options of sources and sinks between users' spelling and requests. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_NULL: Final = " not null"
 
 
 def source_configuration(config: Mapping[str, Any] | msgspec.Struct) -> tuple[str, bytes]:
-    """Return the kind and the JSON of a source's configuration. Raises `InvalidUsage`.
+    """Return the kind of a source and its configuration as JSON. Raises `InvalidUsage`.
 
     >>> source_configuration({"kind": "wal", "columns": {"id": "bigint not null"}})
     ('wal', b'{"type":"wal","columns":[{"name":"id","type":"bigint","nullable":false}]}')
@@ -23,10 +23,12 @@ def source_configuration(config: Mapping[str, Any] | msgspec.Struct) -> tuple[st
     if isinstance(config, msgspec.Struct):
         return str(config.__struct_config__.tag), msgspec.json.encode(config)
     given = dict(config)
-    # Both spellings are accepted: the configuration's Struct has its kind as ``type``.
+    # Accept both spellings, because the Struct of a configuration has its kind as ``type``.
     kind = given.pop("kind", given.pop("type", None))
     if not isinstance(kind, str):
-        raise InvalidUsage("a source's configuration names its kind: {'kind': 'postgres', …}")
+        raise InvalidUsage(
+            "the configuration of a source must have a kind, for example {'kind': 'postgres', …}"
+        )
     if "columns" in given:
         given["columns"] = _columns("columns", given["columns"])
     if isinstance(given.get("tables"), dict):
@@ -40,7 +42,7 @@ def source_configuration(config: Mapping[str, Any] | msgspec.Struct) -> tuple[st
 
 
 def _columns(where: str, given: Any) -> Any:
-    """Return a configuration's columns from a mapping of names to types."""
+    """Convert a mapping of column names to types into a list of columns; leave anything else."""
     if not isinstance(given, dict):
         return given
     return [_column(f"{where}: {name}", name, type_) for name, type_ in given.items()]
@@ -48,7 +50,7 @@ def _columns(where: str, given: Any) -> Any:
 
 def _column(where: str, name: str, type_: Any) -> TableColumn:
     if not isinstance(type_, str):
-        raise InvalidUsage(f"{where}: its type is a text, as 'bigint', not {type_!r}")
+        raise InvalidUsage(f"{where}: the type must be a string such as 'bigint', not {type_!r}")
     text = type_.strip()
     bare = len(text) - len(_NOT_NULL)
     if text.lower().endswith(_NOT_NULL):
@@ -57,7 +59,7 @@ def _column(where: str, name: str, type_: Any) -> TableColumn:
 
 
 def option_text(value: Any) -> str:
-    """Return the text of an option from which `typed_options` reads this value.
+    """Return the text of an option that `typed_options` parses into this value.
 
     >>> option_text(100), option_text("/data"), option_text("100")
     ('100', '/data', '"100"')
@@ -68,7 +70,7 @@ def option_text(value: Any) -> str:
 
 
 def typed_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return options with their values read as JSON, or as text where they are none.
+    """Parse the values of options as JSON; values that are not JSON stay text.
 
     >>> typed_options({"rate": "100", "folder": "/data", "tls": "true"})
     {'rate': 100, 'folder': '/data', 'tls': True}

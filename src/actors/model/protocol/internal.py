@@ -1,8 +1,9 @@
 """Messages between the actors of one replica: inputs, dataflows and workers.
 
-They stay inside the process and pass by reference; Arrow tables in them are immutable.
-Directions: commands go down (worker → dataflow → listen and fetch tasks), data and progress
-come up in room that a request reserved (`Address.reply`), so no cycle of actors can block.
+They stay inside the process and are passed by reference; Arrow tables in them are immutable.
+Commands go down (worker → dataflow → listen and fetch tasks) and may wait for room. Data and
+progress come up by `ActorAddress.reply`, which never waits, so actors cannot block each other in a
+cycle.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ C = TypeVar("C")
 
 Half: TypeAlias = Literal["compute", "storage"]
 AnyCommand: TypeAlias = Command | CommandBatch | storage.Command
-"""A command of either half, or several of the compute half."""
+"""A command of either half, or a batch of commands of the compute half."""
 AnyResponse: TypeAlias = Response | storage.Response
 
 # -- channel adapters --------------------------------------------------------------------------
@@ -46,8 +47,10 @@ class TaggedCommand(msgspec.Struct, Generic[C], frozen=True, gc=False):
 
 
 class TaggedResponse(msgspec.Struct, frozen=True, gc=False):
-    """A response with the nonce of its connection; `serial` is its worker's number for it, by which
-    it is acknowledged (0: needs no acknowledgement)."""
+    """A response with the nonce of its connection.
+
+    It is acknowledged by its `serial`, which its worker assigned; 0 needs no acknowledgement.
+    """
 
     nonce: Nonce
     response: AnyResponse
@@ -55,33 +58,35 @@ class TaggedResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class TaggedResponses(msgspec.Struct, frozen=True, gc=False):
-    """Several of a worker's responses for one connection, in order: (serial, response) each, as
-    in `TaggedResponse`."""
+    """Several responses of a worker for one connection, in order, as (serial, response) pairs."""
 
     nonce: Nonce
     responses: tuple[tuple[int, AnyResponse], ...]
 
 
-# -- the sequencer: one order of all that renders ----------------------------------------------
+# -- the sequencer -----------------------------------------------------------------------------
 
 
-# These stay inside a process and pass by reference. `pytest --messages-encoded` sends them as bytes
-# all the same, which proves that no two actors share mutable state.
+# These messages are passed by reference. `pytest --messages-encoded` encodes them nevertheless, to
+# prove that no two actors share mutable state.
 class ProposeCommand(msgspec.Struct, frozen=True, gc=False, tag="Propose"):
-    """Worker 0 asks for a command of one half to be ordered; `generation` is the count of that
-    half's connections so far: commands of a displaced one are dropped, never applied late."""
+    """Worker 0 proposes a command of one half to the sequencer.
+
+    `generation` is the number of that half's connections so far. Commands of a displaced connection
+    are dropped, never applied late.
+    """
 
     generation: int
     command: Command | CommandBatch | ForStorage
 
     @property
     def half(self) -> Half:
-        """Return the half that the command belongs to."""
+        """Return the half to which the command belongs."""
         return "storage" if isinstance(self.command, ForStorage) else "compute"
 
 
 class SequencedCommand(msgspec.Struct, frozen=True, gc=False, tag="Sequenced"):
-    """Command number `index` of the one order of both halves; every worker receives every index,
+    """Command number `index` in the total order of both halves. Every worker receives all indices
     in order."""
 
     index: int
@@ -93,10 +98,10 @@ class SequencedCommand(msgspec.Struct, frozen=True, gc=False, tag="Sequenced"):
 
 
 class DescribedPart(msgspec.Struct, frozen=True, gc=False):
-    """A part of a batch, under a lease of the listen task that described it.
+    """A part of a batch, leased by the listen task that described it.
 
-    `lower`/`upper` bound the batch's times; in a snapshot, `upper` is ``as_of + 1``.
-    `part` is persist's own `BatchPart`.
+    The wanted updates have times in ``[lower, upper)``; in a snapshot `upper` is ``as_of + 1``.
+    `part` is the `BatchPart` of `persist`.
     """
 
     key: str
@@ -107,11 +112,12 @@ class DescribedPart(msgspec.Struct, frozen=True, gc=False):
     bytes: int
     rows: int
     snapshot: bool = False
-    """True for a part of a snapshot: times are to be raised to ``upper - 1``."""
+    """True for a part of a snapshot, whose times must be advanced to ``upper - 1``."""
 
 
 class StartListen(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The start signal: snapshot at `as_of` if wanted, then all later batches, up to `until`."""
+    """Starts a listen task: the snapshot at `as_of` if wanted, then all later batches up to
+    `until`."""
 
     as_of: Time
     snapshot: bool
@@ -119,21 +125,23 @@ class StartListen(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class GrantDescriptions(msgspec.Struct, frozen=True, gc=False, tag="Grant"):
-    """The consumer has taken what was described: describe up to this many more bytes (at least one
-    batch). Exactly one Grant for each Described, even one without parts."""
+    """The consumer has accepted a `PartsDescribed`: the task may describe this many more bytes.
+
+    There is exactly one grant for each `PartsDescribed`, even for one without parts.
+    """
 
     bytes: int
 
 
 class ReleaseLeases(msgspec.Struct, frozen=True, gc=False, tag="Release"):
-    """The consumer no longer needs these parts: their leases return."""
+    """The consumer no longer needs these parts, so their leases can be released."""
 
     keys: tuple[str, ...]
 
 
 class FilteredParts(msgspec.Struct, frozen=True, gc=False):
-    """Parts that a filter by statistics left out (partition pruning), their bytes, and how many of
-    them were read to verify it."""
+    """Parts that were skipped by their statistics (partition pruning), their bytes, and how many of
+    them were read to verify the filter."""
 
     parts: int
     bytes: int
@@ -151,11 +159,11 @@ class PartsDescribed(msgspec.Struct, frozen=True, gc=False, tag="Described"):
     upper: Frontier
     snapshot: bool = False
     filtered: FilteredParts | None = None
-    """Parts that were left out since the task began, if there is a filter."""
+    """Parts skipped since the task started; None without a filter."""
 
 
 class ListenFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The listen task's last message: the input freezes."""
+    """Listen task → dataflow: listing failed for good, so the input freezes. The last message."""
 
     dataflow: ObjectId
     incarnation: int
@@ -164,14 +172,14 @@ class ListenFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class FetchPart(msgspec.Struct, frozen=True, gc=False, tag="Fetch"):
-    """Dataflow → fetch task: read this part; `time` is returned with the result."""
+    """Dataflow → fetch task: read this part. `time` comes back with the result."""
 
     time: Frontier
     part: DescribedPart
 
 
 class PartFetched(msgspec.Struct, frozen=True, gc=False, tag="Fetched"):
-    """Fetch task → dataflow: the part's updates, with the time of their `FetchPart`."""
+    """Fetch task → dataflow: the updates of a part, with the time of its `FetchPart`."""
 
     dataflow: ObjectId
     incarnation: int
@@ -182,7 +190,8 @@ class PartFetched(msgspec.Struct, frozen=True, gc=False, tag="Fetched"):
 
 
 class FetchFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A part could not be read: the time never completes, the input freezes."""
+    """Fetch task → dataflow: a part could not be read. Its time never completes, and the input
+    freezes."""
 
     dataflow: ObjectId
     incarnation: int
@@ -196,23 +205,30 @@ class FetchFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class StartInputs(msgspec.Struct, frozen=True, gc=False, tag="StartSources"):
-    """Dataflow → each worker: start the tasks of this incarnation; answered by one
-    `InputStarted` an input. The worker with ``hash(dataflow, input) % N`` starts the listen
-    task, every worker a fetch task. Tasks of an earlier incarnation are stopped first."""
+    """Dataflow → each worker: start the tasks of this incarnation, after stopping those of an
+    earlier one.
+
+    Every worker starts a fetch task for each input, and the worker ``hash(dataflow, input) % N``
+    also the listen task. Each worker answers with one `InputStarted` per input.
+    """
 
     dataflow: ObjectId
     incarnation: int
 
 
 class StopInputs(msgspec.Struct, frozen=True, gc=False, tag="StopSources"):
-    """Dataflow → each worker: the dataflow has ended and reads no more: stop its tasks."""
+    """Dataflow → each worker: stop the tasks, because the dataflow reads nothing more."""
 
     dataflow: ObjectId
     incarnation: int
 
 
 class InputStarted(msgspec.Struct, frozen=True, gc=False, tag="SourceStarted"):
-    """Worker → dataflow. `fetch` is an Address; `listen` too, on one worker only."""
+    """Worker → dataflow: the tasks of an input have started.
+
+    `fetch` is the address of the fetch task. `listen` is that of the listen task, None on all
+    workers but one.
+    """
 
     dataflow: ObjectId
     incarnation: int
@@ -223,23 +239,25 @@ class InputStarted(msgspec.Struct, frozen=True, gc=False, tag="SourceStarted"):
 
 
 class DataflowScheduled(msgspec.Struct, frozen=True, gc=False, tag="Scheduled"):
-    """Worker 0 → dataflow: the suspension ends."""
+    """Worker 0 → dataflow: the dataflow may run."""
 
 
 class CompactionAllowed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Worker 0 → dataflow: external readers need nothing below `frontier`."""
+    """Worker 0 → dataflow: nobody reads below `frontier` any more."""
 
     frontier: Frontier
 
 
 class WritesAllowed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Worker 0 → dataflow: read-only ended."""
+    """Worker 0 → dataflow: read-only mode has ended."""
 
 
 class InstallUpdates(msgspec.Struct, frozen=True, gc=False, tag="Install"):
-    """Dataflow → each worker: its partition of an index's updates in [lower, upper); answered
-    by `UpdatesInstalled`. Consolidated. `snapshot`: replaces everything (a fresh incarnation);
-    times are already advanced to as_of."""
+    """Dataflow → each worker: its partition of an index's updates in [lower, upper), consolidated.
+
+    A `snapshot` replaces all contents (a new incarnation); its times are advanced to `as_of`.
+    Answered by `UpdatesInstalled`.
+    """
 
     dataflow: ObjectId
     incarnation: int
@@ -250,7 +268,7 @@ class InstallUpdates(msgspec.Struct, frozen=True, gc=False, tag="Install"):
 
 
 class UpdatesInstalled(msgspec.Struct, frozen=True, gc=False, tag="Installed"):
-    """Worker → dataflow."""
+    """Worker → dataflow: this worker's partition of the index is complete up to `upper`."""
 
     dataflow: ObjectId
     incarnation: int
@@ -259,8 +277,11 @@ class UpdatesInstalled(msgspec.Struct, frozen=True, gc=False, tag="Installed"):
 
 
 class DataflowProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Dataflow → every worker, which reports them: the frontiers to which its inputs have advanced
-    (`input`), its output is durable (`write`), and its output is installed (`output`)."""
+    """Dataflow → every worker, which reports it: the dataflow's frontiers.
+
+    `input` is the progress of its inputs, `write` of its durable output, and `output` of its
+    installed output.
+    """
 
     dataflow: ObjectId
     write: Frontier
@@ -269,8 +290,8 @@ class DataflowProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class EmitBatch(msgspec.Struct, frozen=True, gc=False, tag="Emit"):
-    """Dataflow → worker 0: a batch of a subscribe; answered by `BatchEmitted` when the client's
-    queue has room again."""
+    """Dataflow → worker 0: a batch of a subscribe. Answered by `BatchEmitted` when the next one may
+    be sent."""
 
     dataflow: ObjectId
     incarnation: int
@@ -278,7 +299,7 @@ class EmitBatch(msgspec.Struct, frozen=True, gc=False, tag="Emit"):
 
 
 class BatchEmitted(msgspec.Struct, frozen=True, gc=False, tag="Emitted"):
-    """Worker 0 → dataflow: the batch was passed on; the next may come."""
+    """Worker 0 → dataflow: the batch was passed on, and the next one may be sent."""
 
     dataflow: ObjectId
     incarnation: int
@@ -286,7 +307,7 @@ class BatchEmitted(msgspec.Struct, frozen=True, gc=False, tag="Emitted"):
 
 
 class InputStatistics(msgspec.Struct, frozen=True, gc=False, tag="SourceStatistics"):
-    """Parts and rows of one input of a dataflow that wait for a step; sizes in bytes."""
+    """Parts and rows of one input of a dataflow that wait for a step. Sizes are in bytes."""
 
     dataflow: ObjectId
     input_index: int
@@ -304,19 +325,19 @@ class InputStatistics(msgspec.Struct, frozen=True, gc=False, tag="SourceStatisti
     """Rows that wait for their step."""
     parts_filtered: int = 0
     bytes_filtered: int = 0
-    """Parts that were left out, as they hold no row for the view."""
+    """Parts that were skipped by their statistics."""
     parts_audited: int = 0
-    """Parts among them that were read to verify it."""
+    """How many of these were read to verify the filter."""
 
 
 class InspectInputs(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0 → dataflow: asks for `InputStatistics` of all its inputs."""
+    """Worker 0 → dataflow: asks for the `InputStatistics` of all its inputs."""
 
     reply: ReplySlot[tuple[InputStatistics, ...]]
 
 
 class CopyFinished(msgspec.Struct, frozen=True, gc=False, tag="Copied"):
-    """Dataflow → worker 0: a copy is done, or failed; sent once."""
+    """Dataflow → worker 0: a copy is complete or has failed. Sent once."""
 
     dataflow: ObjectId
     result: CopyDone | CopyFailed
@@ -335,7 +356,7 @@ DataflowMessage: TypeAlias = (
     | BatchEmitted
     | InspectInputs
 )
-"""Messages to a dataflow, without the results of its own effects."""
+"""Messages to a dataflow, except the results of its own effects."""
 
 DataflowReport: TypeAlias = (
     StartInputs
@@ -346,7 +367,7 @@ DataflowReport: TypeAlias = (
     | StatusResponse
     | CopyFinished
 )
-"""Messages of dataflows to a worker."""
+"""Messages of a dataflow to a worker."""
 
 ListenMessage: TypeAlias = StartListen | GrantDescriptions | ReleaseLeases
 FetchMessage: TypeAlias = FetchPart

@@ -1,6 +1,6 @@
-"""Parts of messages that several protocols have in common: comparisons, orders, statistics.
+"""Parts of messages that several protocols share: comparisons, orders, statistics.
 
-They stand apart so that a client loads no protocol but its own.
+They have a module of their own so that a client loads only its own protocol.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from actors.runtime.progress import ObjectId
 
 
 class ColumnComparison(msgspec.Struct, frozen=True, gc=False):
-    """Keeps rows whose `column` compares with `value` as `op` says, by SQL's rules: unknown is not
-    kept.
+    """Keeps the rows for which ``column op value`` is true by SQL's rules (not false or unknown).
 
-    `value`: an Arrow IPC stream of one row and one column; empty for the two tests of null.
+    `value` is an Arrow IPC stream of one row and one column; empty for the two tests of NULL.
     """
 
     column: str
@@ -33,9 +32,10 @@ class OrderBy(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowSetFinishing(msgspec.Struct, frozen=True, gc=False):
-    """Last operations on the rows: order, then `offset` rows skipped, then at most `limit`.
+    """The final operations on the rows of a read: sort, skip `offset` rows, return at most `limit`.
 
-    A worker may apply `limit + offset` to its own part; the client finishes over all parts.
+    A worker may return only its first ``limit + offset`` rows; the client finishes over the rows of
+    all workers.
     """
 
     order_by: tuple[OrderBy, ...] = ()
@@ -44,46 +44,49 @@ class RowSetFinishing(msgspec.Struct, frozen=True, gc=False):
 
 
 class OperatorStatistics(msgspec.Struct, frozen=True, gc=False):
-    """Work of one operator of a running task since the task began."""
+    """Work of one operator of a running task since the task started."""
 
     operator: str
     text: str
     rows: int = 0
-    """Rows that have passed it."""
+    """Rows that have passed through it."""
     ms: float = 0.0
-    """Time spent in it, waits included."""
+    """Time spent in it, including waits."""
     bytes_memory: int = 0
     """Bytes that it holds in memory."""
     bytes_mapped: int = 0
-    """Bytes in files, in memory only as far as they are read."""
+    """Bytes that it holds in mapped files."""
 
 
 class ObjectStatistics(msgspec.Struct, frozen=True, gc=False):
-    """Work of a source, sink or one-shot ingestion (by its uuid) since it was created (counts), and
-    its state (the rest; None: unknown)."""
+    """Statistics of a source, a sink, or a one-shot ingestion (`id` is its uuid).
+
+    Counts are since its creation. The other values are current; None means unknown.
+    """
 
     id: ObjectId
     messages: int = 0
-    """Changes received; for a sink: commits made; for a one-shot ingestion: files read."""
+    """Changes received; for a sink, commits made; for a one-shot ingestion, files read."""
     bytes: int = 0
     rows_inserted: int = 0
     rows_deleted: int = 0
     rows_staged: int = 0
-    """Rows written into parts, or externally, and not committed at the time."""
+    """Rows written into parts, or to an external system, before they were committed."""
     snapshot_rows_known: int | None = None
-    """Rows of the first contents, about."""
+    """Approximate number of rows of the first contents."""
     snapshot_rows_staged: int | None = None
+    """How many of them have been staged."""
     position_known: str | None = None
-    """Newest external position."""
+    """Latest position of the external system."""
     position_committed: str | None = None
-    """Newest position that is durable; for a sink: its external upper."""
+    """Latest durable position; for a sink, its upper in the external system."""
     lag_ms: int | None = None
     lag_bytes: int | None = None
     restarts: int = 0
     """Restarts since the worker started."""
     files_known: int | None = None
-    """Files that a one-shot ingestion must read; `messages` of them were."""
+    """Number of files that a one-shot ingestion must read; it has read `messages` of them."""
     bytes_known: int | None = None
-    """Bytes that it must read; `bytes` of them were."""
+    """Number of bytes that it must read; it has read `bytes` of them."""
     operators: tuple[OperatorStatistics, ...] | None = None
-    """Operators of the task that runs now, the last one of the rows' path first."""
+    """Operators of the running task, from the last one on the rows' path to the first."""

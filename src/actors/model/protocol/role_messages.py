@@ -1,6 +1,7 @@
-"""Requests of the client about roles and their rights, and their answers; part of `api`.
+"""Requests about roles and their rights, and the answers; part of the protocol in `api`.
 
-No message holds a password or a token: only what checks one. New fields last, with defaults.
+No message contains a password or a token, only what is needed to verify one. New fields come last
+and have defaults.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import msgspec
 
 
 class CreateRole(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Creates a role. `verifier`: of its password, in PostgreSQL's form; empty: it has none. The
-    password itself never travels."""
+    """Creates a role.
+
+    `verifier` is the verifier of its password in PostgreSQL's form, "" for no password. The
+    password itself is never sent.
+    """
 
     request: int
     name: str
@@ -21,24 +25,26 @@ class CreateRole(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class AlterRole(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Changes a role: whether it may log in, its password, its tokens."""
+    """Changes a role's right to log in, its password or its tokens."""
 
     request: int
     name: str
     login: bool | None = None
-    """None: as it is."""
+    """None leaves it unchanged."""
     verifier: str | None = None
-    """None: as it is; empty: it has no password any more."""
+    """None leaves the password unchanged; "" removes it."""
     add_token: bytes = b""
-    """SHA-256 digest of one more token; empty: none is added. An administrator gives the role
-    CONNECT with it; a role that adds its own must have it."""
+    """SHA-256 digest of a token to add; empty for none. If an administrator adds it, the role gets
+    the right CONNECT; a role that adds its own token must have that right."""
     drop_tokens: bool = False
-    """True if its tokens go (before one is added)."""
+    """True to drop all its tokens first."""
 
 
 class DropRoles(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Drops roles, all or none. With `if_exists` those that are not there are named in the
-    answer's text, a line each."""
+    """Drops roles, all or none.
+
+    With `if_exists`, unknown roles are ignored; the answer's text names them, one per line.
+    """
 
     request: int
     names: tuple[str, ...]
@@ -46,32 +52,35 @@ class DropRoles(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ChangeRights(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Grants rights to roles, or revokes them, all or none."""
+    """Grants rights to roles, or revokes them; all or none."""
 
     request: int
     roles: tuple[str, ...]
     rights: tuple[str, ...]
-    """See `access.role_registry.RIGHTS`."""
+    """Names of rights in `access.role_registry.RIGHTS`."""
     scope: Literal["service", "objects", "tables"] = "service"
-    """``service``: all objects, also later ones; ``objects``: those of `names`; ``tables``: all
-    tables and views that there are now."""
+    """``service``: all objects, including future ones; ``objects``: those in `names`; ``tables``:
+    all tables and views that exist now."""
     names: tuple[str, ...] = ()
     revoke: bool = False
 
 
 RoleStatement: TypeAlias = CreateRole | AlterRole | DropRoles | ChangeRights
-"""Statements that change roles and their rights, from the grammar to the controller."""
+"""Statements that change roles and their rights. The grammar creates them and the controller
+executes them."""
 
 
 class ListRoles(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """All roles with their rights. Answered by `RolesReport`."""
+    """Asks for all roles with their rights. Answered by `RolesReport`."""
 
     request: int
 
 
 class CheckRight(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Answered by `RequestDone` if the session has a right on an object now, else by
-    `AccessDenied`."""
+    """Checks a right of the session on an object.
+
+    Answered by `RequestDone` if the session has the right, otherwise by `AccessDenied`.
+    """
 
     request: int
     right: str
@@ -79,7 +88,10 @@ class CheckRight(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RoleRight(msgspec.Struct, frozen=True, gc=False):
-    """A right of a role; `on` empty: on the whole service. ``own``: it created the object."""
+    """A right of a role on the object `on`, "" for the whole service.
+
+    The right ``own`` means that the role created the object.
+    """
 
     right: str
     on: str = ""
@@ -88,7 +100,7 @@ class RoleRight(msgspec.Struct, frozen=True, gc=False):
 
 
 class RoleStatus(msgspec.Struct, frozen=True, gc=False):
-    """One role as `ListRoles` shows it."""
+    """One role, in a `RolesReport`."""
 
     name: str
     login: bool
@@ -104,4 +116,4 @@ class RolesReport(msgspec.Struct, frozen=True, gc=False, tag=True):
     request: int
     roles: tuple[RoleStatus, ...]
     wanted: bool = False
-    """True if clients must prove a role."""
+    """True if clients must log in as a role."""

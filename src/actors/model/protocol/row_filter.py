@@ -1,8 +1,9 @@
-"""Filters rows by comparisons of columns with values, as Spark SQL compares. Pure.
+"""Filters rows by comparing columns with values, by the rules of Spark SQL. Pure.
 
-A filter is a conjunction. Unknown (NULL on either side) does not pass; NaN equals itself and is
-greater than every number, -0.0 equals 0.0; text and binary compare byte by byte. A value is cast to
-its column's type first. Nested types have no order: only the two tests of NULL apply to every type.
+A filter is a conjunction. Unknown (NULL on either side) does not pass. NaN equals itself and is
+greater than every number, -0.0 equals 0.0, and text and binary compare byte by byte. A value is
+first cast to the type of its column. Nested types cannot be compared, but the two tests of NULL
+work for every type.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ _NULL_TESTS: Final = ("is null", "is not null")
 
 
 class PreparedComparison(msgspec.Struct, frozen=True, gc=False):
-    """A prepared comparison; `value` is a scalar of the column's type (None: a test of NULL)."""
+    """A comparison whose value was cast: `value` is a scalar of the column's type, None for a test
+    of NULL."""
 
     column: str
     op: str
     value: Any = None
 
     def mask(self, values: Any) -> Any:
-        """Return which values pass; NULL where it is unknown."""
+        """Return a Boolean array that says which values pass; NULL for unknown."""
         if self.op in _NULL_TESTS:
             found = pc.is_null(values)
             return found if self.op == "is null" else pc.invert(found)
@@ -49,8 +51,8 @@ class PreparedComparison(msgspec.Struct, frozen=True, gc=False):
         return _KERNELS[self.op](values, self.value)
 
     def _floats(self, values: Any) -> Any:
-        """Return the mask for floats, with NaN as the greatest number, equal to itself."""
-        # Arrow compares as IEEE 754 does, where NaN equals no value.
+        """Return the mask for floats. NaN equals itself and is greater than every number."""
+        # Arrow compares by IEEE 754, where NaN equals nothing.
         nan = pc.is_nan(values)
         if math.isnan(self.value.as_py()):
             if self.op in ("=", ">="):
@@ -64,8 +66,10 @@ class PreparedComparison(msgspec.Struct, frozen=True, gc=False):
 
 
 def prepare_comparison(schema: TableSchema, comparison: ColumnComparison) -> PreparedComparison:
-    """Return a comparison with its value in the column's type. Raises `InvalidUsage` for an unknown
-    column, and for a value that does not fit."""
+    """Cast the value of a comparison to the type of its column.
+
+    Raises `InvalidUsage` for an unknown column or a value of the wrong type.
+    """
     name, op = comparison.column, comparison.op
     check_column("filter", schema, name)
     if op in _NULL_TESTS:
@@ -75,18 +79,18 @@ def prepare_comparison(schema: TableSchema, comparison: ColumnComparison) -> Pre
     try:
         given = from_ipc(comparison.value)
     except PenstockError as error:
-        raise InvalidUsage(f"filter: the value for {name}: {error}") from None
-    # A message may hold any table.
+        raise InvalidUsage(f"filter: invalid value for column {name}: {error}") from None
+    # A message may contain any table.
     if given.num_rows != 1 or given.num_columns != 1:
         raise InvalidUsage(
-            f"filter: {name} {op} takes one value, "
-            f"{given.num_rows} rows of {given.num_columns} columns were sent"
+            f"filter: {name} {op} needs a single value, "
+            f"got {given.num_rows} rows of {given.num_columns} columns"
         )
     try:
         return PreparedComparison(name, op, given.column(0).cast(kind)[0])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise InvalidUsage(
-            f"filter: a value does not fit column {name} ({kind}): {error}"
+            f"filter: the value does not fit column {name} ({kind}): {error}"
         ) from None
 
 
@@ -94,21 +98,23 @@ def passing_rows(tests: Sequence[PreparedComparison], rows: R) -> R:
     """Return the rows that pass all tests, with all columns."""
     mask: Any = None
     for test in tests:
-        # NULL of one test and false of another are both no pass.
+        # NULL from one test and false from another both mean that the row does not pass.
         found = test.mask(rows.column(test.column))
         mask = found if mask is None else pc.and_(mask, found)
     return rows if mask is None else rows.filter(mask)
 
 
 def check_column(what: str, schema: TableSchema, name: str) -> None:
-    """Raise `InvalidUsage` unless the column exists."""
+    """Raise `InvalidUsage` if the column does not exist; `what` starts the message."""
     if name not in schema.names:
-        raise InvalidUsage(f"{what}: column {name} is not one of {', '.join(schema.names)}")
+        raise InvalidUsage(
+            f"{what}: unknown column {name} (the columns are {', '.join(schema.names)})"
+        )
 
 
 def check_comparable(what: str, schema: TableSchema, name: str) -> None:
-    """Raise `InvalidUsage` unless the column exists and its values have an order."""
+    """Raise `InvalidUsage` if the column does not exist or its type cannot be compared."""
     check_column(what, schema, name)
     kind = schema.arrow().field(name).type
     if pa.types.is_nested(kind) or pa.types.is_null(kind):
-        raise InvalidUsage(f"{what}: column {name} is a {kind}, which cannot be compared")
+        raise InvalidUsage(f"{what}: column {name} has type {kind}, which cannot be compared")

@@ -1,13 +1,14 @@
-"""Finishes a peek: order, offset and limit. Pure.
+"""Applies order, offset and limit to the rows of a peek. Pure.
 
-Each worker thins its rows, and the reader finishes. Rows come with a weight (`DIFF`, greater than
-zero): a row of weight 3 is three rows. `limit_batches` keeps the rows that may be among the first
-``offset + limit`` of all workers: without an order it stops early, with one it sorts and cuts
-whenever twice as many are held. `finish_rows` orders the rows of all workers, skips and cuts.
+Each worker drops the rows that cannot be in the result (`limit_batches`), and the reader finishes
+over the rows of all workers (`finish_rows`). Every row has a weight (`DIFF`, greater than zero); a
+row of weight 3 stands for three rows. `limit_batches` keeps the rows that may be among the first
+``offset + limit``. Without an order it stops as soon as it has enough rows. With an order it sorts
+and cuts whenever it holds twice as many.
 
-The order is Spark's: NaN is greater than every number, -0.0 equals 0.0, text and binary compare
-byte by byte; NULLs come where each column says. Rows that are equal in the order come in any order,
-and a limit may keep any of them.
+The order is Spark's: NaN is greater than every number, -0.0 equals 0.0, and text and binary compare
+byte by byte. Each column says where its NULLs come. Rows that compare equal come in any order, and
+a limit may keep any of them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from actors.model.protocol.message_parts import OrderBy, RowSetFinishing
 from actors.runtime.errors import InvalidUsage
 
 SORTED_ROWS_MIN = 4_096
-"""To sort fewer rows at a time costs more than to hold them."""
+"""Sorting fewer rows at a time costs more than holding them."""
 
 
 def check_finishing(finishing: RowSetFinishing) -> None:
-    """Raise `InvalidUsage` for a limit or offset below 0."""
+    """Raise `InvalidUsage` if the limit or the offset is negative."""
     if finishing.offset < 0:
         raise InvalidUsage(f"offset {finishing.offset}: must be at least 0")
     if finishing.limit is not None and finishing.limit < 0:
@@ -38,14 +39,15 @@ def check_finishing(finishing: RowSetFinishing) -> None:
 def limit_batches(
     batches: Iterator[pa.RecordBatch], finishing: RowSetFinishing | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield one worker's rows without those that cannot be in the answer; end early if possible."""
+    """Yield the rows of one worker that may be in the result, and stop reading early if
+    possible."""
     if finishing is None or finishing.limit is None:
         yield from batches
         return
     wanted = finishing.limit + finishing.offset
     if wanted == 0:
         return
-    # Any rows will do without an order: stop reading as soon as there are enough.
+    # Without an order any rows will do, so stop reading as soon as there are enough.
     if not finishing.order_by:
         yield from _first(batches, wanted)
         return
@@ -68,9 +70,9 @@ def limit_batches(
 def finish_rows(
     rows: pa.Table, finishing: RowSetFinishing | None, project: Sequence[str] | None
 ) -> pa.Table:
-    """Return all workers' rows in order, from `offset` on, at most `limit`.
+    """Sort the rows of all workers, skip `offset` of them, and return at most `limit`.
 
-    The columns are those of `project` (None: all) and `DIFF`.
+    The columns are those of `project` (None for all) and `DIFF`.
     """
     if finishing is not None:
         if finishing.order_by and rows.num_rows:
@@ -81,22 +83,25 @@ def finish_rows(
 
 
 class RowFinisher:
-    """Does as `finish_rows`, piece by piece; an order needs all rows first."""
+    """Applies `finish_rows` piece by piece. With an order, all rows are needed first."""
 
     def __init__(self, finishing: RowSetFinishing | None, project: Sequence[str] | None) -> None:
         self._finishing = finishing or RowSetFinishing()
         self._project = project
         self._gathered: list[pa.Table] = []
+        """With an order: the pieces added so far."""
         self._skip = self._finishing.offset
+        """Rows that are still to be skipped."""
         self._left = self._finishing.limit
+        """Rows that may still be returned; None without a limit."""
 
     @property
     def complete(self) -> bool:
-        """Return whether no further piece can change the answer."""
+        """Return whether no further piece can change the result."""
         return self._left == 0 and not self._finishing.order_by
 
     def add(self, rows: pa.Table) -> pa.Table | None:
-        """Add a piece; return the rows that are final, None if there are none yet."""
+        """Add a piece. Return rows of the result that are final; None if there are none yet."""
         # Rows of a later piece may come first in the order.
         if self._finishing.order_by:
             self._gathered.append(rows)
@@ -104,14 +109,14 @@ class RowFinisher:
         if self._skip == 0 and self._left is None:
             return finish_rows(rows, None, self._project)
         piece = _cut(rows, self._skip, self._left)
-        # The offset counts rows that were cut off, the limit those that were kept.
+        # Rows that were cut off count against the offset, those that were kept against the limit.
         self._skip = max(0, self._skip - _weight(rows))
         if self._left is not None:
             self._left -= _weight(piece)
         return finish_rows(piece, None, self._project)
 
     def end(self) -> pa.Table | None:
-        """Return the remaining rows once all pieces are added."""
+        """Return the remaining rows of the result after the last piece; None if there are none."""
         if not self._gathered:
             return None
         rows: pa.Table = pa.concat_tables(self._gathered)
@@ -125,7 +130,7 @@ def _weight(table: Any) -> int:
 def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> Iterator[pa.RecordBatch]:
     left = wanted
     for batch in batches:
-        # A row of weight 3 is three rows: weights are counted, not rows.
+        # Count weights, not rows: a row of weight 3 stands for three rows.
         weights = np.cumsum(batch.column(DIFF).to_numpy())
         if weights[-1] < left:
             left -= int(weights[-1])
@@ -136,7 +141,7 @@ def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> Iterator[pa.Record
 
 
 def _top(tables: Sequence[pa.Table], finishing: RowSetFinishing, wanted: int) -> pa.Table:
-    """Return the first rows in order whose weights reach `wanted`."""
+    """Return the first rows in order whose weights sum up to at least `wanted`."""
     rows = pa.concat_tables(tables)
     order = _order(rows, finishing.order_by)
     weights = np.cumsum(rows[DIFF].to_numpy()[order.to_numpy()])
@@ -145,7 +150,7 @@ def _top(tables: Sequence[pa.Table], finishing: RowSetFinishing, wanted: int) ->
 
 
 def _cut(rows: pa.Table, offset: int, limit: int | None) -> pa.Table:
-    """Return the rows from `offset` on, at most `limit`, counted by weight."""
+    """Skip `offset` rows and return at most `limit`, both counted by weight."""
     if rows.num_rows == 0:
         return rows
     diffs = rows[DIFF].to_numpy()
@@ -154,20 +159,20 @@ def _cut(rows: pa.Table, offset: int, limit: int | None) -> pa.Table:
     beyond = int(ends[-1]) if limit is None else offset + limit
     kept = np.minimum(ends, beyond) - np.maximum(begins, offset)
     first, last = np.searchsorted(ends, offset, "right"), np.searchsorted(begins, beyond, "left")
-    # The first and the last row may be kept in part: their weights are what lies within the cut.
+    # The first and the last row may be kept in part, with the weight that lies within the range.
     rows = rows.slice(int(first), max(0, int(last) - int(first)))
     weights = pa.array(kept[int(first) : int(first) + rows.num_rows], pa.int64())
     return rows.set_column(rows.schema.get_field_index(DIFF), pa.field(DIFF, pa.int64()), weights)
 
 
 def _order(rows: pa.Table, order_by: Sequence[OrderBy]) -> pa.Array:
-    """Return the indices of the rows, in order."""
+    """Return the indices that sort the rows."""
     columns: list[Any] = []
     keys: list[tuple[str, str]] = []
     for number, by in enumerate(order_by):
         values = rows[by.column]
         rank = _rank(values, by)
-        # Arrow cannot place NULL and NaN per column, so a rank column before the values does.
+        # Arrow cannot place NULL and NaN per column, so sort by a rank column first.
         if rank is not None:
             columns.append(rank)
             keys.append((f"r{number}", "ascending"))
@@ -178,7 +183,8 @@ def _order(rows: pa.Table, order_by: Sequence[OrderBy]) -> pa.Array:
 
 
 def _rank(values: Any, by: OrderBy) -> Any:
-    """Return ranks that place NULL and NaN before or after the rest; None if there are none."""
+    """Return ranks that place NULL and NaN before or after the other values; None if not
+    needed."""
     floating = pa.types.is_floating(values.type)
     if not values.null_count and not floating:
         return None

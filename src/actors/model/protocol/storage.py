@@ -1,12 +1,12 @@
-"""Commands and responses of the replica protocol's storage half: sources in, sinks out.
+"""The commands and responses of the storage half of the replica protocol: sources and sinks.
 
-Its connection is separate from compute's, with a nonce of its own. Stages: `Hello` → Initialization
-(any commands, then `InitializationComplete`) → Storage. Every command goes to every worker; none of
-them renders: they change the client's desired state, and what renders follows as internal commands
-(`storage_internal`) in the one order of both halves.
+The storage half has its own connection, with its own nonce. The stages are: `Hello`, Initialization
+(any commands, then `InitializationComplete`), and Storage. Every command goes to every worker and
+only changes the client's desired state. The internal commands that start and stop tasks follow from
+it, in the total order of both halves (`storage_internal`).
 
-This package does not import the sources and sinks: of a configuration it knows the kind, the rest
-is the kind's own encoding (`ConnectorConfiguration`). New fields come last, with defaults.
+This package does not import the sources and sinks. It knows only the kind of a configuration; the
+rest is encoded by that kind (`ConnectorConfiguration`). New fields come last and have defaults.
 """
 
 from __future__ import annotations
@@ -31,29 +31,28 @@ from actors.runtime.progress import Frontier, ObjectId, ShardId, Time
 
 
 class ConnectorConfiguration(msgspec.Struct, frozen=True, gc=False):
-    """Kind of a source, sink or request (``postgres``, ``delta``, …), and that kind's own encoding.
-    It holds no secret, only the place of one."""
+    """The kind of a source, sink or request (``postgres``, ``delta``, …), and its configuration as
+    that kind encodes it. It contains no secret, only where to find it."""
 
     kind: str
     encoded: bytes = b""
 
 
 class IngestionExport(msgspec.Struct, frozen=True, gc=False):
-    """One table that a source fills: `outside` is its external name, `shard` its contents'
-    shard."""
+    """A table that a source fills. `outside` is its external name, and `shard` has its contents."""
 
     id: ObjectId
     outside: str
     schema: TableSchema
     shard: ShardId
     encoded: bytes = b""
-    """Addition of the source's kind for this table."""
+    """Data that the source's kind adds for this table."""
     name: str = ""
-    """Name of the table, for people."""
+    """Name of the table, for display."""
 
 
 class RetryDelays(msgspec.Struct, frozen=True, gc=False):
-    """Delays before a failed task is restarted: doubled from the first to the last. Unset: by the
+    """Delay before a failed task restarts, which doubles up to a maximum. None uses the service's
     settings."""
 
     delay_ms: int | None = None
@@ -61,7 +60,7 @@ class RetryDelays(msgspec.Struct, frozen=True, gc=False):
 
 
 class IngestionDescription(msgspec.Struct, frozen=True, gc=False):
-    """A source, its exports, and the shard that maps times to its positions."""
+    """A source, its exports, and the shard that maps times to positions."""
 
     id: ObjectId
     name: str
@@ -77,7 +76,7 @@ class IngestionDescription(msgspec.Struct, frozen=True, gc=False):
 
 
 class SinkDescription(msgspec.Struct, frozen=True, gc=False):
-    """A sink: its input, from `as_of` on, and its destination."""
+    """A sink: its input, read from `as_of` on, and its destination."""
 
     id: ObjectId
     name: str
@@ -88,17 +87,17 @@ class SinkDescription(msgspec.Struct, frozen=True, gc=False):
 
 
 def ingestion_conflicts(old: IngestionDescription, new: IngestionDescription) -> tuple[str, ...]:
-    """Return the differences that forbid `new` as an update of the running `old`; empty: it may be.
+    """Return the differences because of which `new` cannot update the running `old`.
 
-    Exports may come and go, and be given further columns; the name and the delays of retries may
-    change. The configuration, the remap shard, and whatever else an export is made of may not:
-    positions and contents belong to them.
+    Exports may be added, removed and given new columns, and the source's name and retry delays may
+    change. The configuration, the remap shard and everything else about an export may not, because
+    positions and contents depend on them.
     """
     found: list[str] = []
     if old.configuration.kind != new.configuration.kind:
         found.append(f"kind {old.configuration.kind} → {new.configuration.kind}")
     elif old.configuration != new.configuration:
-        found.append(f"the configuration of its kind {old.configuration.kind}")
+        found.append(f"configuration of kind {old.configuration.kind}")
     if old.remap_shard != new.remap_shard:
         found.append(f"remap shard {old.remap_shard} → {new.remap_shard}")
     before = {export.id: export for export in old.exports}
@@ -110,13 +109,15 @@ def ingestion_conflicts(old: IngestionDescription, new: IngestionDescription) ->
 
 
 def sink_conflicts(old: SinkDescription, new: SinkDescription) -> tuple[str, ...]:
-    """Return the differences that forbid `new` in place of the running `old`: only the name, the
-    delays and the `as_of` may change."""
+    """Return the differences because of which `new` cannot update the running `old`.
+
+    Only the name, the retry delays and the `as_of` may change.
+    """
     found: list[str] = []
     if old.configuration.kind != new.configuration.kind:
         found.append(f"kind {old.configuration.kind} → {new.configuration.kind}")
     elif old.configuration != new.configuration:
-        found.append(f"the configuration of its kind {old.configuration.kind}")
+        found.append(f"configuration of kind {old.configuration.kind}")
     if old.input.shard != new.input.shard:
         found.append(f"input shard {old.input.shard} → {new.input.shard}")
     elif old.input != new.input:
@@ -127,13 +128,13 @@ def sink_conflicts(old: SinkDescription, new: SinkDescription) -> tuple[str, ...
 def _changes(old: IngestionExport, new: IngestionExport) -> list[str]:
     found: list[str] = []
     if old.outside != new.outside:
-        found.append(f"outside name {old.outside} → {new.outside}")
+        found.append(f"external name {old.outside} → {new.outside}")
     if old.shard != new.shard:
         found.append(f"shard {old.shard} → {new.shard}")
     if not new.schema.extends(old.schema):
         found.append(f"columns ({old.schema.ddl()}) → ({new.schema.ddl()})")
     if old.encoded != new.encoded:
-        found.append("what its kind adds for it")
+        found.append("data of its kind")
     return found
 
 
@@ -141,33 +142,37 @@ def _changes(old: IngestionExport, new: IngestionExport) -> list[str]:
 
 
 class UpdateStorageConfiguration(msgspec.Struct, frozen=True, gc=False, tag="UpdateConfiguration"):
-    """Changes settings for all objects, running ones too; unset means unchanged. None of them
-    may change what is written, only when."""
+    """Changes settings for all objects, including running ones. None leaves a setting unchanged.
+
+    A setting may affect when something is written, but not what.
+    """
 
     source_tick_ms: int | None = None
-    """Interval at which an idle source's uppers advance, in ms."""
+    """Interval in ms at which the uppers of an idle source advance."""
     statistics_ms: int | None = None
-    """Interval of `StatisticsUpdates`, in ms."""
+    """Interval of `StatisticsUpdates` in ms."""
     source_inflight_bytes_max: int | None = None
-    """Bytes of one source that were read and are not durable yet."""
+    """Most bytes of one source that may be read and not durable yet."""
 
 
 class RunIngestion(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Runs a source, or alters the one that runs under its id (see `ingestion_conflicts`)."""
+    """Runs a source, or updates the running one with its id (see `ingestion_conflicts`)."""
 
     description: IngestionDescription
 
 
 class RunSink(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Runs a sink. Of one that runs only the name, the delays and the `as_of` may differ."""
+    """Runs a sink, or updates the running one with its id (see `sink_conflicts`)."""
 
     description: SinkDescription
 
 
 class RunOneshotIngestion(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Reads external data once and stages them for `shard`, whose table is `collection`; answered
-    by one `StagedBatches`. After the answer the client sends `CancelOneshotIngestion`, so that
-    histories forget the request."""
+    """Reads external data once and stages it for `shard`, the shard of the table `collection`.
+
+    Answered by one `StagedBatches`. The client then sends `CancelOneshotIngestion`, so that command
+    histories drop the request.
+    """
 
     uuid: str
     collection: ObjectId
@@ -177,7 +182,7 @@ class RunOneshotIngestion(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CancelOneshotIngestion(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Ends a one-shot ingestion; racy by nature: it may have been answered."""
+    """Ends a one-shot ingestion. The answer may already be on its way."""
 
     uuid: str
 
@@ -198,21 +203,23 @@ Command: TypeAlias = (
 
 
 class FrontierUpper(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Contents of that export, remap shard (by the source's id) or sink are durable below
-    `upper`. Never goes back; nothing after the empty one."""
+    """An export, a remap shard (named by the source's id) or a sink is durable up to `upper`.
+
+    Uppers never go back, and the empty one is final.
+    """
 
     id: ObjectId
     upper: Frontier
 
 
 class DroppedId(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The object is dropped, as requested: the last response about it."""
+    """The object was dropped as requested. This is the last response about it."""
 
     id: ObjectId
 
 
 class StagedBatch(msgspec.Struct, frozen=True, gc=False):
-    """A written part that no shard's state names yet; `part` is persist's own, encoded."""
+    """A written part that no shard's document names yet. `part` is encoded by `persist`."""
 
     part: bytes
     rows: int
@@ -220,18 +227,18 @@ class StagedBatch(msgspec.Struct, frozen=True, gc=False):
 
 
 class FilesStaged(msgspec.Struct, frozen=True, gc=False, tag="Staged"):
-    """All rows of the request, to be appended at one time, or not at all."""
+    """All rows of the request, to be appended at one timestamp or not at all."""
 
     batches: tuple[StagedBatch, ...] = ()
     files: int = 0
-    """Number of files that were read."""
+    """Number of files read."""
     bytes: int = 0
-    """Size of the files."""
+    """Total size of the files."""
 
 
 class StagingFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The request failed, and no part is staged; `code` is an error class (`OperationCanceled`
-    after a cancel)."""
+    """The request failed, and no part is staged. `code` is an error class (`OperationCanceled` if
+    it was canceled)."""
 
     code: str
     text: str
@@ -241,7 +248,7 @@ StagingResult: TypeAlias = FilesStaged | StagingFailed
 
 
 class StagedBatches(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The one answer of a one-shot ingestion."""
+    """The only answer of a one-shot ingestion."""
 
     uuid: str
     result: StagingResult
@@ -258,12 +265,12 @@ class StatusUpdate(msgspec.Struct, frozen=True, gc=False, tag=True):
     error: str | None = None
     hint: str | None = None
     time_ms: int = 0
-    """Unix time of the observation. Two workers may report one object (worker 0 its look-ups): the
-    later report counts."""
+    """Unix time of the observation, in ms. Two workers may report on the same object; the later
+    report counts."""
 
 
 class StatisticsUpdates(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Statistics that have changed in an interval, each whole."""
+    """The statistics of all objects for which they changed in an interval."""
 
     sources: tuple[ObjectStatistics, ...] = ()
     sinks: tuple[ObjectStatistics, ...] = ()

@@ -1,8 +1,8 @@
-"""Internal commands of the storage half: all that renders, in the one order of both halves.
+"""Internal commands of the storage half, which start and stop the tasks of sources and sinks.
 
-Worker 0 proposes them, for its client's desired state and for other workers' requests; every worker
-applies them in the sequencer's order. A render number names one rendering of an object, the same on
-all workers: it is given out when a command that renders is applied.
+Worker 0 proposes them to reach its client's desired state, and on behalf of other workers. Every
+worker applies them in the sequencer's order. Each command that renders an object gives the
+rendering a number when it is applied; the number is the same on all workers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from actors.runtime.progress import Frontier, ObjectId, Time
 
 
 class ResumeState(msgspec.Struct, frozen=True, gc=False):
-    """Position at which an ingestion resumes, by its shards: `uppers` are (id, upper) of each
-    export."""
+    """The position from which an ingestion resumes, taken from its shards. `uppers` are the
+    (id, upper) of its exports."""
 
     remap_since: Time = 0
     remap_upper: Frontier = 0
@@ -31,8 +31,8 @@ class ResumeState(msgspec.Struct, frozen=True, gc=False):
 
 
 class CreateIngestionDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Renders an ingestion, afresh if one of its id runs; `version` is worker 0's number of the
-    desired state."""
+    """Renders an ingestion, and replaces a running one with the same id. `version` is the number of
+    the desired state on worker 0."""
 
     description: IngestionDescription
     version: int
@@ -40,7 +40,7 @@ class CreateIngestionDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RunSinkDataflow(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Renders a sink, afresh if one of its id runs."""
+    """Renders a sink, and replaces a running one with the same id."""
 
     description: SinkDescription
     version: int
@@ -54,8 +54,8 @@ class RunOneshotIngestionDataflow(msgspec.Struct, frozen=True, gc=False, tag=Tru
 
 
 class SuspendAndRestart(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Ends rendering `number` of an object, if it is still the present one; worker 0 then has it
-    rendered again, unless it was dropped meanwhile."""
+    """Ends rendering `number` of an object if it is still the current one. Worker 0 then renders
+    the object again, unless it has been dropped."""
 
     id: ObjectId
     number: int
@@ -63,24 +63,28 @@ class SuspendAndRestart(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DropObjects(msgspec.Struct, frozen=True, gc=False, tag="DropDataflow"):
-    """Ends objects (sources with their exports, single exports, sinks, one-shot ingestions).
-    Objects that are not rendered are ignored; `forgotten` describes sources among them, whose
-    external resources are to be removed."""
+    """Ends sources with their exports, single exports, sinks, or one-shot ingestions.
+
+    Objects that are not rendered are ignored. `forgotten` describes those sources among them whose
+    external resources must be removed.
+    """
 
     ids: tuple[ObjectId, ...]
     forgotten: tuple[IngestionDescription, ...] = ()
 
 
 class StatisticsMeasurement(msgspec.Struct, frozen=True, gc=False):
-    """One worker's contribution to an object's statistics: counts are increments; the rest is the
-    state in the rendering of that number, the epoch."""
+    """One worker's contribution to the statistics of an object.
+
+    Counts are increments. The other values are the current state in the rendering `epoch`.
+    """
 
     epoch: int
     statistics: ObjectStatistics
 
 
 class StatisticsUpdate(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """One worker's measurements of an interval; worker 0 sums them up."""
+    """The measurements of one worker in an interval; worker 0 adds them up."""
 
     worker: int
     measurements: tuple[StatisticsMeasurement, ...]
@@ -98,13 +102,16 @@ InternalCommand: TypeAlias = (
 
 
 class ForStorage(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Names the half of an ordered command; compute's go without a wrapping."""
+    """Marks a sequenced command as one of the storage half; compute commands are not wrapped."""
 
     command: InternalCommand
 
 
 class ForwardedCommand(msgspec.Struct, frozen=True, gc=False, tag="Forwarded"):
-    """Worker → worker 0: have this ordered. Bounded: one restart for each object, one statistics
-    for each interval."""
+    """Worker → worker 0: propose this command to the sequencer.
+
+    Their number is bounded: one restart for each object, and one update of statistics for each
+    interval.
+    """
 
     command: SuspendAndRestart | StatisticsUpdate

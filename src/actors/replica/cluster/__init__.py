@@ -1,7 +1,7 @@
-"""A replica: its workers behind one connection, and the transport below every connection.
+"""A replica: its workers behind one connection, and the transport that every connection uses.
 
-Public names are re-exported here and imported on first use, so that a user of the transport alone
-(an acceptor of the WAL) loads no workers.
+Public names are re-exported here and imported on first use. A program that uses only the transport,
+such as an acceptor of the WAL, therefore does not load the workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A client that checks both sides against the rules of the protocol.
 
-A command that breaks a rule is not sent: its caller gets `LocalProtocolError`, and the connection
-goes on. A response that breaks one ends the conversation: `receive` raises `RemoteProtocolError`
-from then on, and the connection is closed.
+A command that breaks a rule is not sent: the caller gets a `LocalProtocolError`, and the connection
+continues. A response that breaks a rule ends the conversation: from then on `receive` raises
+`RemoteProtocolError`, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from actors.runtime.telemetry import split_context
 
 
 class CheckedClient:
-    """Checks the rules of a half for a client of either kind; see `ClusterClient`."""
+    """Wraps a `ClusterClient` of either kind and checks the rules of its half."""
 
     def __init__(self, inner: ClusterClient, settings: Settings, half: Half = "compute") -> None:
         self._inner = inner
@@ -38,69 +38,74 @@ class CheckedClient:
             self._commands = StorageCommandRules(settings)
             self._responses = StorageResponseRules()
         self._failed: RemoteProtocolError | None = None
-        self._judged: Any = None
-        """Command that was checked and noted, but not sent for want of room: it is not noted
-        twice."""
+        """Violation that ended the conversation, raised by every later call."""
+        self._checked_command: Any = None
+        """Command that was checked and recorded but not sent for lack of room. Its retry is
+        recognized by identity, so that it is not recorded twice."""
 
     async def send(self, command: Any) -> None:
-        """See `ClusterClient`. Raises `LocalProtocolError` for a command that breaks a rule."""
-        self._judge(command)
-        self._judged = None
+        """Send a command. Raise `LocalProtocolError` if it breaks a rule, else as
+        `ClusterClient.send`."""
+        self._check_command(command)
+        self._checked_command = None
         await self._inner.send(command)
 
     def try_send(self, commands: Sequence[Any]) -> int:
-        """See `ClusterClient`."""
+        """Send as many commands as possible without waiting; see `ClusterClient.try_send`.
+
+        Raise `LocalProtocolError` if the first command breaks a rule.
+        """
         sent = 0
         for command in commands:
             try:
-                self._judge(command)
+                self._check_command(command)
                 if not self._inner.try_send((command,)):
                     break
             except PenstockError:
                 if sent:
-                    break  # the next call raises, for its first command
+                    break  # the next call raises the error, for its first command
                 raise
-            self._judged = None
+            self._checked_command = None
             sent += 1
         return sent
 
-    def _judge(self, command: Any) -> None:
+    def _check_command(self, command: Any) -> None:
         if self._failed is not None:
             raise self._failed
-        # By identity: a retry of the same command, not an equal one.
-        if command is self._judged:
+        # Compare by identity: this must be a retry of the same command, not an equal one.
+        if command is self._checked_command:
             return
         bare, _ = split_context(command)
         try:
             self._commands.check(bare)
         except (RemoteProtocolError, InvalidUsage) as error:
             raise LocalProtocolError(str(error)) from None
-        self._responses.heard(bare)
-        self._judged = command
+        self._responses.note_command(bare)
+        self._checked_command = command
 
     async def receive(self) -> Any:
-        """See `ClusterClient`. Raises `RemoteProtocolError` when the cluster breaks a rule."""
+        """Return the next response. Raise `RemoteProtocolError` if the cluster broke a rule."""
         if self._failed is None:
             response = await self._inner.receive()
-            self._hear(response)
+            self._check_response(response)
         if self._failed is not None:
             await self._inner.close()
             raise self._failed
         return response
 
     def receive_nowait(self, count_max: int) -> list[Any]:
-        """See `ClusterClient`."""
+        """Return the responses that have arrived, up to the first that breaks a rule."""
         found: list[Any] = []
         if self._failed is not None:
             return found
         for response in self._inner.receive_nowait(count_max):
-            self._hear(response)
+            self._check_response(response)
             if self._failed is not None:
-                break  # the conversation has ended: drop the rest
+                break  # the conversation has ended, so discard the rest
             found.append(response)
         return found
 
-    def _hear(self, response: Any) -> None:
+    def _check_response(self, response: Any) -> None:
         try:
             self._responses.check(response)
         except RemoteProtocolError as error:
@@ -113,5 +118,5 @@ class CheckedClient:
         self._responses.ended.clear()
 
     async def close(self) -> None:
-        """See `ClusterClient`."""
+        """End the connection. Idempotent."""
         await self._inner.close()

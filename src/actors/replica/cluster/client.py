@@ -1,9 +1,9 @@
-"""A controller's end of the replica protocol, in process or over a socket.
+"""The controller's end of the replica protocol, in process or over a socket.
 
-Both behave alike: the first command is a Hello with a fresh nonce; responses are merged over the
-workers; `receive` raises the reason for which the connection ended (`ConnectionDisplaced`,
-`InvalidUsage`, …), `ConnectionBroken` if none was given. A client has one connection and one Hello:
-a retry needs another.
+Both kinds of client behave alike. The first command is a Hello with a fresh nonce, and responses
+are merged over the workers. Once the connection has ended, `receive` raises the reason
+(`ConnectionDisplaced`, `InvalidUsage`, …), or `ConnectionBroken` if none was given. A client has
+one connection and one Hello; retrying takes a new client.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from actors.replica.cluster.connection import (
     AcceptConnection,
     AcceptorMessage,
     AwaitAttached,
-    Converse,
+    ConversationFactory,
     EndConnection,
     LocalInbox,
     ReleaseConnection,
 )
 from actors.replica.cluster.conversations import (
-    LOT_MAX,
+    BATCH_COMMANDS_MAX,
     ClientConversation,
     RoutedCommand,
 )
@@ -56,16 +56,17 @@ from actors.runtime.transport.security import for_dialler
 
 
 class HalfWire(msgspec.Struct, frozen=True):
-    """How a half of a cluster is spoken on a socket."""
+    """Wire format of one half of a cluster."""
 
     command: Any
     response: Any
     magic: bytes
     version: int
     listen: str
-    """Setting with the address of the half's listener."""
+    """Name of the setting with the listener's address."""
     opening: tuple[type[Any], ...]
-    """The client's first commands, before which the cluster is not told of it."""
+    """Types of the client's first commands. Only after them is the cluster told about the
+    client."""
 
 
 WIRES: Final[Mapping[Half, HalfWire]] = {
@@ -73,7 +74,7 @@ WIRES: Final[Mapping[Half, HalfWire]] = {
     "compute": HalfWire(
         Command, Response, b"PENSREPL", 2, "cluster_listen", (Hello, CreateInstance)
     ),
-    # There is no instance to compare: a timely Hello with a fresh nonce displaces a client.
+    # There is no instance to compare, so a Hello with a fresh nonce is enough to displace a client.
     "storage": HalfWire(
         storage.Command, storage.Response, b"PENSSTOR", 1, "storage_listen", (Hello,)
     ),
@@ -84,23 +85,29 @@ class ClusterClient(Protocol):
     """One connection to a cluster."""
 
     async def send(self, command: Command | TracedMessage[Command], /) -> None:
-        """Send a command, perhaps with a trace context; the first is a Hello. Raises the reason
-        for which the connection has ended."""
+        """Send a command, optionally with a trace context. The first command must be a Hello.
+
+        Raise the reason if the connection has ended.
+        """
         ...
 
     def try_send(self, commands: Sequence[Command | TracedMessage[Command]], /) -> int:
-        """Send as many of the first commands as possible without waiting, and return their number.
-        0: use `send`, which waits. Raises as `send`, for the first command."""
+        """Send as many of the commands as possible without waiting, and return how many.
+
+        After 0, call `send`, which waits. Errors are those of `send` for the first command.
+        """
         ...
 
     async def receive(self) -> Response:
-        """Return the next response. Raises `ConnectionDisplaced`, `ConnectionBroken`, or the reason
-        of a refusal."""
+        """Return the next response. Raise `ConnectionDisplaced`, `ConnectionBroken`, or the reason
+        for a refusal."""
         ...
 
     def receive_nowait(self, count_max: int, /) -> list[Response]:
-        """Return the responses that have arrived after `receive`'s last one, without waiting. The
-        next `receive` raises an error that follows them."""
+        """Return up to `count_max` responses that have already arrived, without waiting.
+
+        If an error follows them, the next `receive` raises it.
+        """
         ...
 
     async def close(self) -> None:
@@ -109,18 +116,21 @@ class ClusterClient(Protocol):
 
 
 class LocalClient:
-    """A client in the same process, which speaks to the adapters itself: messages pass by
-    reference, and the rules of the conversation run here, in the client's own calls.
+    """A client in the same process, which talks to the adapters directly.
 
-    The compute half is told of a client only with its CreateInstance, so Hello waits here for it;
-    the storage half has no such command. As over a wire, a refusal is raised by `receive`.
+    Messages are passed by reference, and the rules of the conversation are applied here, in the
+    client's own calls.
+
+    The cluster learns about a client of the compute half only with its CreateInstance, so Hello
+    waits here until then. The storage half has no such command. As over a socket, a refusal is
+    raised by `receive`.
     """
 
     def __init__(
         self,
         acceptor: ActorAddress[AcceptorMessage],
         adapters: Sequence[ActorAddress[Any]],
-        converse: Converse,
+        converse: ConversationFactory,
         half: Half = "compute",
     ) -> None:
         self.acceptor = acceptor
@@ -128,21 +138,27 @@ class LocalClient:
         self._adapters = adapters
         self._converse = converse
         self._checked = False
+        """True if the caller checks the commands itself; see `trust`."""
         self._inbox = LocalInbox()
+        """Receives the responses, and the error that ended the connection."""
         self._connection: ActorAddress[Any] | None = None
-        """None until the cluster has accepted this client, and has its first commands."""
+        """The cluster's end. None until the cluster has accepted this client and has its first
+        commands."""
         self._conversation: ClientConversation | None = None
-        """None before Hello."""
+        """Rules and state of the conversation. None before Hello."""
         self._hello: Hello | None = None
+        """The client's Hello, once it has been sent."""
         self._nonce: Nonce | None = None
+        """Nonce under which the cluster knows this client; None before Hello and after `close`."""
 
     def trust(self) -> LocalClient:
-        """Check no commands here: the caller has checked them by the same rules."""
+        """Do not check commands: the caller has checked them against the same rules."""
         self._checked = True
         return self
 
     async def send(self, command: Command | TracedMessage[Command]) -> None:
-        """See `ClusterClient`."""
+        """Send a command; see `ClusterClient.send`. The opening commands wait until all adapters
+        know the client."""
         if self._inbox.error is not None:
             raise self._inbox.error
         if self._conversation is not None and self._connection is not None:
@@ -152,36 +168,38 @@ class LocalClient:
         command, _ = split_context(command)
         if self._hello is None:
             if not isinstance(command, Hello):
-                raise LocalProtocolError(f"{type(command).__name__} came before Hello")
+                raise LocalProtocolError(f"got {type(command).__name__} before Hello")
             self._hello = command
             if self.half == "storage":
-                await self._introduce(command, None)
+                await self._open(command, None)
             return
         if not isinstance(command, CreateInstance):
             name = type(command).__name__
-            self._inbox.end(RemoteProtocolError(f"{name} came before CreateInstance"))
+            self._inbox.end(RemoteProtocolError(f"got {name} before CreateInstance"))
             return
-        await self._introduce(self._hello, command)
+        await self._open(self._hello, command)
 
     def try_send(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
-        """See `ClusterClient`. Returns 0 until the cluster has accepted this client: `send` then
-        waits."""
+        """Send commands without waiting; see `ClusterClient.try_send`.
+
+        Return 0 until the cluster has accepted this client; until then use `send`.
+        """
         if self._inbox.error is not None:
             raise self._inbox.error
         if self._conversation is None or self._connection is None:
             return 0
-        # An adapter gets one message for each command at most, and one for commands that were
-        # collected before.
+        # An adapter gets at most one message for each command, plus one for commands collected
+        # earlier.
         room = min(adapter.room for adapter in self._adapters) - 1
-        lot = tuple(commands)[: max(0, min(LOT_MAX, room))]
-        for part, message, traceparent in self._conversation.route(lot):
+        batch = tuple(commands)[: max(0, min(BATCH_COMMANDS_MAX, room))]
+        for part, message, traceparent in self._conversation.route(batch):
             try:
                 with use_context(traceparent):
                     self._adapters[part].send_nowait(message)
             except (ResourceClosed, ConnectionBroken):
                 raise self._inbox.error or ConnectionBroken("the cluster is gone") from None
         self._end_if_failed()
-        return len(lot)
+        return len(batch)
 
     async def _route(self, routed: Sequence[RoutedCommand]) -> None:
         for part, message, traceparent in routed:
@@ -197,9 +215,10 @@ class LocalClient:
             if self._connection is not None:
                 self._connection.reply(EndConnection())
 
-    async def _introduce(self, hello: Hello, instance: CreateInstance | None) -> None:
+    async def _open(self, hello: Hello, instance: CreateInstance | None) -> None:
         self._nonce = hello.nonce
-        # Before the cluster knows this client: an adapter sends its stash at once.
+        # Set it before the cluster knows this client, because an adapter sends its stash
+        # immediately.
         conversation = self._conversation = self._converse(hello, instance)
         if self._checked:
             conversation.trust()
@@ -207,10 +226,13 @@ class LocalClient:
             accepted: ActorAddress[Any] = await self.acceptor.ask(
                 lambda reply: AcceptConnection(hello, instance, self._inbox, reply)
             )
-            # All adapters before Hello: each must know this client when its worker answers.
+            # Attach to all adapters before Hello: each must know this client when its worker
+            # answers.
             await accepted.ask(AwaitAttached)
         except PenstockError as error:
-            self._nonce = None  # another client may have it: `close` must not release that one
+            self._nonce = (
+                None  # another client may have the nonce: `close` must not release that one
+            )
             self._inbox.end(error)
             return
         await self._route(conversation.open())
@@ -218,7 +240,8 @@ class LocalClient:
         self._end_if_failed()
 
     async def receive(self) -> Response:
-        """See `ClusterClient`. Waits before Hello, too."""
+        """Return the next response; see `ClusterClient.receive`. Also waits if Hello was not sent
+        yet."""
         while not (found := self.receive_nowait(1)):
             if self._inbox.error is not None:
                 raise self._inbox.error
@@ -228,14 +251,15 @@ class LocalClient:
         return found[0]
 
     def receive_nowait(self, count_max: int) -> list[Response]:
-        """See `ClusterClient`."""
+        """Return the responses that have already arrived; see `ClusterClient.receive_nowait`."""
         self._absorb(self._inbox.take())
         conversation = self._conversation
         if conversation is None:
             return []
         taken = conversation.take(count_max)
-        conversation.left(taken)
-        # The rest are sent by `receive`, which can wait for room.
+        conversation.note_sent(taken)
+        # If there is no room for the acknowledgements, `receive` sends them later, because it can
+        # wait.
         if all(adapter.room for adapter in self._adapters):
             for part, message, _ in conversation.acknowledgements():
                 with contextlib.suppress(ResourceClosed, ConnectionBroken):
@@ -246,15 +270,15 @@ class LocalClient:
         if self._conversation is None:
             return
         for each in messages:
-            # Nothing counts that comes after a response which breaks a rule.
+            # Ignore everything that follows a response that breaks a rule.
             if self._conversation.failed is None:
                 self._conversation.absorb(split_context(each)[0])
         self._end_if_failed()
 
     async def close(self) -> None:
-        """See `ClusterClient`."""
+        """End the connection. Idempotent."""
         self._inbox.end(ResourceClosed("this client was closed"))
-        # Cleared first: a second call has nothing left to release.
+        # Clear it first, so that a second call has nothing left to release.
         nonce, self._nonce = self._nonce, None
         if nonce is not None:
             with contextlib.suppress(ResourceClosed, ConnectionBroken):
@@ -267,50 +291,54 @@ class WireClient:
     def __init__(self, connection: FramedConnection[Command, Response]) -> None:
         self._connection = connection
         self._refused: PenstockError | None = None
+        """Reason of the cluster's refusal, once it has arrived."""
 
     async def send(self, command: Command | TracedMessage[Command]) -> None:
-        """See `ClusterClient`."""
+        """Send a command; see `ClusterClient.send`."""
         if self._refused is not None:
             raise self._refused
         await self._connection.send(command)
 
     def try_send(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
-        """See `ClusterClient`."""
+        """Send commands without waiting; see `ClusterClient.try_send`."""
         if self._refused is not None:
             raise self._refused
         return self._connection.try_send(commands)
 
     async def receive(self) -> Response:
-        """See `ClusterClient`."""
+        """Return the next response; see `ClusterClient.receive`."""
         if self._refused is not None:
             raise self._refused
         response: Response = split_context(await self._connection.receive())[0]
-        self._look(response)
+        self._note_refusal(response)
         if self._refused is not None:
             raise self._refused
         return response
 
-    def _look(self, response: Response) -> None:
+    def _note_refusal(self, response: Response) -> None:
         if isinstance(response, ConnectionRefused):
             self._refused = from_wire(response.code, response.text, True)
 
     def receive_nowait(self, count_max: int) -> list[Response]:
-        """See `ClusterClient`."""
+        """Return the responses that have already arrived; see `ClusterClient.receive_nowait`."""
         if self._refused is not None:
             return []
         found = [split_context(each)[0] for each in self._connection.receive_nowait(count_max)]
         if found:
-            self._look(found[-1])  # nothing follows a refusal
+            self._note_refusal(found[-1])  # nothing follows a refusal
         return found if self._refused is None else found[:-1]
 
     async def close(self) -> None:
-        """See `ClusterClient`."""
+        """End the connection. Idempotent."""
         await self._connection.aclose()
 
 
 async def connect(address: Place | str, settings: Settings, half: Half = "compute") -> WireClient:
-    """Connect to a listener of one half of a cluster, ``host:port`` or ``unix:/path``; of the
-    settings, `identity`, `tls_…` and `cluster_token_file` count. Raises as `transport.dial`."""
+    """Connect to a listener of one half of a cluster, at ``host:port`` or ``unix:/path``.
+
+    The settings used are `identity`, `tls_…` and `cluster_token_file`. Raise what `transport.dial`
+    raises.
+    """
     place = Place.parse(address) if isinstance(address, str) else address
     wire = WIRES[half]
     connection: FramedConnection[Any, Any] = await dial(

@@ -1,7 +1,7 @@
-"""The cluster: N workers, N channel adapters and the acceptor.
+"""The cluster: N workers, N channel adapters and an acceptor for each half.
 
-`WorkerCluster.start` only spawns; everything runs on the given system, or below the given actor,
-and stops with it.
+`WorkerCluster.start` only spawns actors. They run on the given system or below the given actor, and
+stop with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from actors.replica.cluster.client import LocalClient
 from actors.replica.cluster.connection import (
     AcceptorMessage,
     ConnectionAcceptor,
-    Converse,
+    ConversationFactory,
     RunListener,
 )
 from actors.replica.cluster.conversations import (
@@ -57,15 +57,15 @@ from actors.worker import InspectWorker, Worker, WorkerStatistics
 
 
 class ClusterStatistics(msgspec.Struct, frozen=True):
-    """Statistics of a cluster at one moment; one entry for each worker."""
+    """Statistics of a cluster at one moment, with one entry for each worker and adapter."""
 
     workers: tuple[WorkerStatistics, ...]
     adapters: tuple[AdapterStatistics, ...]
 
 
 class ActorSpawner(Protocol):
-    """Runs a cluster's actors: a system, or the context of the actor with which the cluster
-    ends."""
+    """Spawns a cluster's actors: either a system, or the context of the actor that the cluster
+    belongs to."""
 
     @property
     def clock(self) -> ActorClock:
@@ -73,7 +73,7 @@ class ActorSpawner(Protocol):
         ...
 
     def spawn(self, factory: Callable[[], Actor[Any]], name: str, /) -> ActorAddress[Any]:
-        """Start an actor."""
+        """Spawn an actor with this name."""
         ...
 
 
@@ -84,8 +84,11 @@ def actor_factory(
     state_dir: Path,
     replica: str = "",
 ) -> ActorFactory:
-    """Return the factories of the real actors below a worker. All dataflows share one registry of
-    arrangements. `replica`: its name, if there are others."""
+    """Return the factory of the production actors below a worker.
+
+    All dataflows share one registry of arrangements. `replica` is the replica's name, or "" if it
+    is the only one.
+    """
     arrangements = SharedArrangements(
         state_dir / "scratch" / "shared",
         lag_bytes_max=settings.arrangement_lag_bytes_max,
@@ -129,22 +132,23 @@ def actor_factory(
     )
 
 
-class HalfEntrance(msgspec.Struct, frozen=True):
-    """The way into one half: its acceptor, and what a client in this process needs."""
+class HalfEndpoint(msgspec.Struct, frozen=True):
+    """The endpoint of one half: its acceptor, and what a client in this process needs to
+    connect."""
 
     acceptor: ActorAddress[AcceptorMessage]
     adapters: Sequence[ActorAddress[Any]]
-    """Addresses of the adapters for connections."""
-    converse: Converse
+    """Addresses of the adapters, as connections use them."""
+    converse: ConversationFactory
     half: Half
 
     def connect(self) -> LocalClient:
-        """Return a client in this process; its Hello displaces the active client."""
+        """Return a client in this process. Its Hello displaces the active client."""
         return LocalClient(self.acceptor, self.adapters, self.converse, self.half)
 
 
 class WorkerCluster:
-    """A running cluster; `start` makes it."""
+    """A running cluster. Create it with `start`."""
 
     def __init__(
         self,
@@ -152,13 +156,13 @@ class WorkerCluster:
         workers: tuple[ActorAddress[Any], ...],
         adapters: tuple[ActorAddress[Any], ...],
         partitions: ClusterPartitions,
-        entrances: Mapping[Half, HalfEntrance],
+        endpoints: Mapping[Half, HalfEndpoint],
     ) -> None:
         self._settings = settings
         self._workers = workers
         self._adapters = adapters
         self._partitions = partitions
-        self._entrances = entrances
+        self._endpoints = endpoints
 
     @classmethod
     async def start(
@@ -175,18 +179,24 @@ class WorkerCluster:
         life: int = 0,
         connectors: StorageConnectors | None = None,
     ) -> WorkerCluster:
-        """Spawn all actors on an entered system. `factory` replaces the actors below the workers,
-        `reach` wraps the adapters' addresses for the connections. `replica` is a name for people;
-        no cluster of the process had this `life`. Without `connectors` there is no storage half."""
+        """Spawn all actors on an entered system.
+
+        Args:
+            factory: Replaces the factory of the actors below the workers.
+            reach: Wraps each adapter's address for the connections.
+            replica: Name for display.
+            life: Number that no other cluster of this process has had.
+            connectors: Connectors of the storage half; without them there is no storage half.
+        """
         count = settings.workers
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
         below = factory or actor_factory(persist, executor, settings, state_dir)
         partitions = ClusterPartitions(count)
         halves: tuple[Half, ...] = ("compute",) if connectors is None else ("compute", "storage")
-        # The lists are complete before any of these actors runs: spawning does not yield.
+        # The lists are complete before any of these actors runs, because spawning does not yield.
         workers: list[ActorAddress[Any]] = []
         adapters: dict[Half, list[ActorAddress[Any]]] = {half: [] for half in halves}
-        # Flow control of commands to the workers, for each half.
+        # Flow control of the commands to the workers, for each half.
         windows: dict[Half, list[FlowWindow[Any]]] = {half: [] for half in halves}
         sequencer = Sequencer(workers)
 
@@ -214,9 +224,9 @@ class WorkerCluster:
 
         workers += (system.spawn(partial(worker, i), f"worker-{i}") for i in range(count))
         near: dict[Half, list[ActorAddress[Any]]] = {}
-        entrances: dict[Half, HalfEntrance] = {}
+        endpoints: dict[Half, HalfEndpoint] = {}
         for half in halves:
-            # Names of actors are seen in logs; those of the compute half are plain.
+            # Actor names appear in logs; those of the compute half have no prefix.
             prefix = "" if half == "compute" else "storage-"
             windows[half].extend(
                 FlowWindow(each, settings.commands_in_flight_max) for each in workers
@@ -231,37 +241,42 @@ class WorkerCluster:
                 if half == "compute"
                 else _storage_conversations(settings)
             )
-            entrances[half] = _entrance(system, adapters[half], settings, converse, half, persist)
-        return cls(settings, tuple(workers), tuple(near["compute"]), partitions, entrances)
+            endpoints[half] = _endpoint(system, adapters[half], settings, converse, half, persist)
+        return cls(settings, tuple(workers), tuple(near["compute"]), partitions, endpoints)
 
     @property
     def partitions(self) -> ClusterPartitions:
-        """Return the workers' partitions of all indexes."""
+        """Return the registry of the workers' partitions of all indexes."""
         return self._partitions
 
     async def connect(self, half: Half = "compute") -> LocalClient:
-        """Return a client in this process; its Hello displaces the half's active client. Raises
-        `InvalidUsage` if the cluster does not have that half."""
-        return self._entrance(half).connect()
+        """Return a client in this process. Its Hello displaces the half's active client.
+
+        Raise `InvalidUsage` if the cluster does not have this half.
+        """
+        return self._endpoint(half).connect()
 
     async def listen(self, address: Place | str, half: Half = "compute") -> TransportListener:
-        """Serve a half on that address until the cluster stops or `TransportListener.aclose`.
-        Raises as `bind_listener`, and `InvalidUsage` if the cluster does not have that half."""
-        self._entrance(half)
+        """Serve a half on an address until the cluster stops or the listener is closed.
+
+        Raise what `bind_listener` raises, and `InvalidUsage` if the cluster does not have this
+        half.
+        """
+        self._endpoint(half)
         listener = await bind_listener(address, self._settings, half)
         await self.serve(listener, half)
         return listener
 
     async def serve(self, listener: TransportListener, half: Half = "compute") -> None:
-        """Serve a half on a listener of `bind_listener`."""
-        acceptor = self._entrance(half).acceptor
+        """Serve a half on a listener that `bind_listener` returned."""
+        acceptor = self._endpoint(half).acceptor
         server = ConversationServer(acceptor, self._settings, half)
         await acceptor.send(RunListener(lambda: listener.serve(server.converse)))
 
-    def _entrance(self, half: Half) -> HalfEntrance:
-        if half not in self._entrances:
+    def _endpoint(self, half: Half) -> HalfEndpoint:
+        if half not in self._endpoints:
             raise InvalidUsage(f"this cluster has no {half} half")
-        return self._entrances[half]
+        return self._endpoints[half]
 
     async def statistics(self) -> ClusterStatistics:
         """Return the statistics of every worker and adapter."""
@@ -284,44 +299,47 @@ class WorkerCluster:
         )
 
 
-def _entrance(
+def _endpoint(
     system: ActorSpawner,
     adapters: Sequence[ActorAddress[Any]],
     settings: Settings,
-    converse: Converse,
+    converse: ConversationFactory,
     half: Half,
     persist: PersistClient,
-) -> HalfEntrance:
+) -> HalfEndpoint:
     fence = persist.commanded
     acceptor = system.spawn(
-        # Its own acceptor: a client of one half must not displace one of the other.
+        # Each half has its own acceptor: a client of one half must not displace a client of the
+        # other.
         lambda: ConnectionAcceptor(
             adapters, settings, converse, None if fence is None else fence.follow_owner
         ),
         "acceptor" if half == "compute" else "storage-acceptor",
     )
-    return HalfEntrance(acceptor, adapters, converse, half)
+    return HalfEndpoint(acceptor, adapters, converse, half)
 
 
-def _compute_conversations(settings: Settings, partitions: ClusterPartitions) -> Converse:
-    """Return a function that makes conversations with the compute half."""
-    # One for all connections: a configuration outlives the connection that brought it.
+def _compute_conversations(
+    settings: Settings, partitions: ClusterPartitions
+) -> ConversationFactory:
+    """Return a function that creates conversations with the compute half."""
+    # Shared by all connections, because a configuration outlives the connection that set it.
     limits = ConnectionLimits(settings.result_bytes_max, settings.inline_bytes_max)
 
     def converse(hello: Hello, instance: CreateInstance | None) -> ClientConversation:
-        assert instance is not None, "compute's clients say CreateInstance"
+        assert instance is not None, "clients of the compute half send CreateInstance"
         return ComputeConversation(hello, instance, settings.workers, limits, partitions, settings)
 
     return converse
 
 
-def _storage_conversations(settings: Settings) -> Converse:
-    """Return a function that makes conversations with the storage half."""
+def _storage_conversations(settings: Settings) -> ConversationFactory:
+    """Return a function that creates conversations with the storage half."""
     return lambda hello, _: StorageConversation(hello, settings.workers, settings)
 
 
 def _remove_caches(state_dir: Path) -> None:
     for cache in ("arrangements", "scratch"):
-        # Partitions of indexes and scratch files of an earlier run: no durable state.
+        # Index partitions and scratch files of an earlier run; none of this state is durable.
         shutil.rmtree(state_dir / cache, ignore_errors=True)
         (state_dir / cache).mkdir(parents=True)

@@ -1,18 +1,18 @@
 """Connections of controllers: the acceptor, and one connection actor for the active client.
 
-A cluster serves one client at a time. A newer client displaces the active one when it has proved
-itself: a valid opening, a Hello with a fresh nonce, and a CreateInstance that the running instance
-can serve.
+A cluster serves one client at a time. A newer client displaces the active one after it has proved
+itself: with a valid opening, a Hello with a fresh nonce, and a CreateInstance that the running
+instance can serve.
 
-The rules of one client's conversation (`conversations`) run in a `ClusterConnection` for a client
-over a socket, which hands responses to its `ResponseSink`, one batch at a time. A client in
-this process (`client.LocalClient`) runs them itself, and speaks to the adapters without an actor in
-between; the cluster's end is a `LocalConnection` then.
+For a client over a socket, a `ClusterConnection` applies the rules of the conversation
+(`conversations`) and passes responses to its `ResponseSink`, one batch at a time. A client in this
+process (`client.LocalClient`) applies the rules itself and talks to the adapters without an actor
+in between; the cluster's end is then a `LocalConnection`.
 
 Flow control: ``client → connection → adapters`` waits for room. Responses are bounded by each
 worker's window, which acknowledgements (`ResponsesAcked`) reopen.
 
-A client that breaks a rule gets a last response with the reason (`ConnectionRefused`) and is
+A client that breaks a rule gets a final response with the reason (`ConnectionRefused`) and is
 disconnected.
 """
 
@@ -49,38 +49,42 @@ from actors.runtime.spans import use_context
 
 
 def refusal(error: PenstockError) -> ConnectionRefused:
-    """Return the last response of a connection that is closed because of `error`."""
+    """Return the final response of a connection that is closed because of `error`."""
     code, text, _ = to_wire(error)
     return ConnectionRefused(code, text)
 
 
 class ResponseSink(Protocol):
-    """Sink of a connection's responses."""
+    """Destination of a connection's responses."""
 
     async def send(self, response: Response, /) -> None:
-        """Send one response, waiting while the client is slow. Raises `ConnectionBroken` or
-        `ResourceClosed`."""
+        """Send one response, waiting while the client is slow.
+
+        Raise `ConnectionBroken` or `ResourceClosed`.
+        """
         ...
 
     def try_send(self, responses: Sequence[Response], /) -> int:
-        """Send as many of the first responses as possible without waiting; return their number.
-        Raises as `send`."""
+        """Send as many of the responses as possible without waiting, and return how many.
+
+        Errors are those of `send`.
+        """
         ...
 
     def end(self, error: PenstockError, /) -> None:
-        """End the connection with a reason. The first reason counts."""
+        """End the connection with a reason. Only the first reason counts."""
         ...
 
 
 class ClientCommands(msgspec.Struct, frozen=True, gc=False):
-    """Commands of the client, in order, for its half; those with a trace context in a
+    """Commands of the client for its half, in order. One with a trace context is a
     `TracedMessage`."""
 
     commands: tuple[Any, ...]
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False):
-    """All responses of `_sending` were sent."""
+    """All responses in `_sending` were sent."""
 
 
 class _SinkFailed(msgspec.Struct, frozen=True, gc=False):
@@ -91,37 +95,39 @@ ConnectionMessage: TypeAlias = ClientCommands | FromWorker | ManyFromWorker | _S
 
 
 class ClusterConnection(Actor[ConnectionMessage]):
-    """One client's conversation with all workers, for a client over a socket."""
+    """The conversation of a client over a socket with all workers."""
 
     def __init__(
         self,
         conversation: ClientConversation,
         adapters: Sequence[ActorAddress[Any]],
-        outlet: ResponseSink,
+        sink: ResponseSink,
     ) -> None:
         self._conversation = conversation
         self._adapters = adapters
-        self._outlet = outlet
+        self._sink = sink
         self._sending: list[PendingResponse] = []
+        """Responses that an effect is sending, because they had to wait."""
 
     async def on_start(self) -> None:
-        """Attach to all adapters, then send the client's first commands to them."""
-        # All adapters before Hello: each must know this connection when its worker answers.
+        """Attach to all adapters, then send them the client's first commands."""
+        # Attach to all adapters before Hello: each must know this connection when its worker
+        # answers.
         for adapter in self._adapters:
             await _send(adapter, ConnectClient(self._conversation.nonce, self.ctx.self))
         await self._route(self._conversation.open())
 
     async def receive(self, message: ConnectionMessage) -> None:
-        """Handle commands of the client or responses of a worker."""
+        """Handle commands of the client, responses of a worker, or the end of an effect."""
         match message:
             case ClientCommands(commands=commands):
-                # A peek is not answered while earlier answers wait for a slow client.
+                # Do not answer a peek here while earlier answers wait for a slow client.
                 await self._route(self._conversation.route(commands, answer=not self._sending))
             case FromWorker() | ManyFromWorker():
                 self._conversation.absorb(message)
             case _Sent():
                 sent, self._sending = self._sending, []
-                self._conversation.left(sent)
+                self._conversation.note_sent(sent)
             case _SinkFailed(error=error):
                 named = error if isinstance(error, PenstockError) else ConnectionBroken(str(error))
                 self._end(named)
@@ -139,17 +145,17 @@ class ClusterConnection(Actor[ConnectionMessage]):
                 await _send(self._adapters[part], message)
 
     def _send_next(self) -> None:
-        """Send the responses that can leave without waiting in one write; the rest in an effect."""
-        # One batch at a time keeps the order.
+        """Send what can be sent without waiting in one write, and the rest in an effect."""
+        # One batch at a time, to keep the order.
         if self._sending or not self._conversation.waiting:
             return
         batch = self._conversation.take(self._conversation.waiting)
         try:
-            count = self._outlet.try_send([response for response, _, _ in batch])
+            count = self._sink.try_send([response for response, _, _ in batch])
         except PenstockError as error:
             self._end(error)
             return
-        self._conversation.left(batch[:count])
+        self._conversation.note_sent(batch[:count])
         self._sending = batch[count:]
         if not self._sending:
             return
@@ -158,22 +164,22 @@ class ClusterConnection(Actor[ConnectionMessage]):
         async def run() -> None:
             sent = 0
             while sent < len(rest):
-                await self._outlet.send(rest[sent])
+                await self._sink.send(rest[sent])
                 sent += 1
-                sent += self._outlet.try_send(rest[sent:])
+                sent += self._sink.try_send(rest[sent:])
 
         self.ctx.effect(run, done=lambda _: _Sent(), failed=_SinkFailed)
 
     def _end(self, error: PenstockError) -> None:
-        self._outlet.end(error)
+        self._sink.end(error)
         self.ctx.stop()
 
     async def on_stop(self) -> None:
-        """End the outlet, so that its waiters wake up."""
-        self._outlet.end(ResourceClosed("the connection was closed"))
+        """End the sink, so that tasks waiting for it wake up."""
+        self._sink.end(ResourceClosed("the connection was closed"))
 
     def describe(self) -> str:
-        """Return the client's nonce and the number of responses to send."""
+        """Return the client's nonce and the number of responses still to be sent."""
         waiting = self._conversation.waiting + len(self._sending)
         return f"client {self._conversation.nonce}, {waiting} to send"
 
@@ -182,43 +188,50 @@ class ClusterConnection(Actor[ConnectionMessage]):
 
 
 class LocalInbox:
-    """The responses that the adapters send to a client in this process, and the error with which
-    its connection ended. The workers' windows bound it."""
+    """Receives the adapters' responses to a client in this process, and the error that ended its
+    connection.
+
+    The workers' windows bound it.
+    """
 
     def __init__(self) -> None:
         self._mailbox: BoundedMailbox[Any] = BoundedMailbox("/local-client", 1)
         self.address: ActorAddress[Any] = ActorAddress(self._mailbox)
         self.error: PenstockError | None = None
+        """Reason for which the connection has ended, or None."""
 
     def end(self, error: PenstockError) -> None:
-        """End the connection with a reason. The first reason counts."""
+        """End the connection with a reason. Only the first reason counts."""
         if self.error is None:
             self.error = error
-            # Overtakes the responses, and wakes their reader.
+            # Overtakes the responses and wakes up their reader.
             self._mailbox.control(error)
 
     def take(self) -> list[Any]:
-        """Return the messages that have arrived."""
+        """Return the messages that have arrived, without waiting."""
         return self._mailbox.take()
 
     async def receive(self) -> list[Any]:
-        """Return the messages that have arrived; wait for one, or for the end."""
+        """Return the messages that have arrived. If there are none, wait for one or for the end."""
         return await self._mailbox.receive()
 
 
 class AwaitAttached(msgspec.Struct, frozen=True, gc=False):
-    """Answered when all adapters know the client."""
+    """Is answered once all adapters know the client."""
 
     reply: ReplySlot[None]
 
 
 class EndConnection(msgspec.Struct, frozen=True, gc=False):
-    """The client has broken a rule: its connection ends."""
+    """The client has broken a rule, so its connection must end."""
 
 
 class LocalConnection(Actor[AwaitAttached | EndConnection]):
-    """The cluster's end of a connection in this process: attaches the client to the adapters, and
-    tells it of the end. Commands and responses do not pass here."""
+    """The cluster's end of a connection in this process.
+
+    It attaches the client to the adapters and tells it when the connection ends. Commands and
+    responses do not pass through it.
+    """
 
     def __init__(
         self, nonce: Nonce, adapters: Sequence[ActorAddress[Any]], inbox: LocalInbox
@@ -233,14 +246,14 @@ class LocalConnection(Actor[AwaitAttached | EndConnection]):
             await _send(adapter, ConnectClient(self._nonce, self._inbox.address))
 
     def receive(self, message: AwaitAttached | EndConnection) -> None:
-        """Answer a client that is attached, or end its connection."""
+        """Answer a client that waits until it is attached, or end its connection."""
         if isinstance(message, AwaitAttached):
             message.reply.set(None)
         else:
             self.ctx.stop()
 
     async def on_stop(self) -> None:
-        """Tell the client."""
+        """Tell the client that the connection has ended."""
         self._inbox.end(ResourceClosed("the connection was closed"))
 
     def describe(self) -> str:
@@ -249,7 +262,8 @@ class LocalConnection(Actor[AwaitAttached | EndConnection]):
 
 
 async def _send(address: ActorAddress[Any], message: Any) -> None:
-    """Send to an adapter; errors are ignored, since a stopping cluster may have none."""
+    """Send a message to an adapter. Ignore errors, because a stopping cluster may have no adapters
+    left."""
     with suppress(ResourceClosed, ConnectionBroken):
         await address.send(message)
 
@@ -258,26 +272,29 @@ async def _send(address: ActorAddress[Any], message: Any) -> None:
 
 
 class AcceptConnection(msgspec.Struct, frozen=True, gc=False):
-    """A client has sent its first two commands: make it the active one, if allowed. The reply is
-    the connection's address; it fails, and displaces no client, if the nonce was used before or the
-    running instance is not the requested one."""
+    """A client has sent its opening commands: make it the active client if that is allowed.
+
+    The reply is the connection's address. The request fails, and displaces no client, if the nonce
+    was used before or the running instance differs from the requested one.
+    """
 
     hello: Hello
     instance: CreateInstance | None
     """None for a client of the storage half."""
-    outlet: ResponseSink | LocalInbox
+    sink: ResponseSink | LocalInbox
     reply: ReplySlot[ActorAddress[Any]]
 
 
 class ReleaseConnection(msgspec.Struct, frozen=True, gc=False):
-    """The client of that nonce has left. Answered when its connection has stopped."""
+    """The client with this nonce has left. Is answered once its connection has stopped."""
 
     nonce: Nonce
     reply: ReplySlot[None] | None = None
 
 
 NONCES_MAX: Final = 1024
-"""Nonces remembered, so that none is used twice: adapters and workers identify clients by them."""
+"""Number of nonces remembered, so that none is reused: adapters and workers identify clients by
+nonce."""
 
 
 class _Ended(msgspec.Struct, frozen=True, gc=False):
@@ -285,7 +302,7 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunListener(msgspec.Struct, frozen=True, gc=False):
-    """Run a coroutine (a listener) for as long as the acceptor lives."""
+    """Run a coroutine, such as a listener, for as long as the acceptor lives."""
 
     run: Any
 
@@ -294,12 +311,12 @@ AcceptorMessage: TypeAlias = AcceptConnection | ReleaseConnection | RunListener 
 
 
 FollowOwner: TypeAlias = Callable[[str], Awaitable[None]]
-"""Takes the fencing token of an owner, by the name of its process. Raises `WriterFenced` for a
-process that owns the stores no more."""
+"""Adopts the fencing token of an owner, given the name of its process. Raises `WriterFenced` if
+that process no longer owns the stores."""
 
 
-Converse: TypeAlias = Callable[[Hello, CreateInstance | None], ClientConversation]
-"""Makes the conversation of a client; without an instance for the storage half."""
+ConversationFactory: TypeAlias = Callable[[Hello, CreateInstance | None], ClientConversation]
+"""Creates the conversation of a client. The storage half has no CreateInstance."""
 
 
 class ConnectionAcceptor(Actor[AcceptorMessage]):
@@ -309,22 +326,29 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
         self,
         adapters: Sequence[ActorAddress[Any]],
         settings: Settings,
-        converse: Converse,
+        converse: ConversationFactory,
         follow_owner: FollowOwner | None = None,
     ) -> None:
-        """`converse` makes the conversations of this half. `follow_owner`: of a replica in a
-        process of its own, checks who commands it."""
+        """Create the acceptor of one half, whose conversations `converse` creates.
+
+        `follow_owner` is set in a replica that has a process of its own; it checks who commands the
+        replica.
+        """
         self._adapters = adapters
         self._converse = converse
         self._follow_owner = follow_owner
         self._running = running_instance(settings)
         self._nonces: OrderedDict[Nonce, None] = OrderedDict()
+        """Nonces that were used, oldest first."""
         self._current: tuple[Nonce, ActorAddress[Any], ResponseSink | LocalInbox] | None = None
+        """The active client: its nonce, connection and sink."""
         self._count = 0
+        """Number of connections so far."""
         self._displaced = 0
+        """Number of connections that were displaced."""
 
     async def receive(self, message: AcceptorMessage) -> None:
-        """Handle one arrival or departure."""
+        """Handle a new client, a client that left, or a listener to run."""
         match message:
             case AcceptConnection():
                 await self._accept(message)
@@ -342,17 +366,17 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
                 assert_never(message)
 
     async def _accept(self, message: AcceptConnection) -> None:
-        hello, instance, outlet = message.hello, message.instance, message.outlet
+        hello, instance, sink = message.hello, message.instance, message.sink
         nonce = hello.nonce
         try:
             check_name(nonce, "the nonce of Hello", TOKEN_BYTES_MAX)
             if nonce in self._nonces:
-                raise RemoteProtocolError(f"nonce {nonce} was used before: choose a fresh one")
+                raise RemoteProtocolError(f"nonce {nonce} was already used: choose a new one")
             if instance is not None:
                 check_instance(self._running, instance)
             if self._follow_owner is not None:
-                # In this message's turn: an owner that was followed earlier is displaced before a
-                # later one is asked for, and no former owner displaces its successor.
+                # Do this within the message's turn. An owner followed earlier is then displaced
+                # before a later one is checked, and no former owner can displace its successor.
                 await self._follow_owner(hello.owner)
         except PenstockError as error:
             message.reply.fail(error)
@@ -362,45 +386,45 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
             self._nonces.popitem(last=False)
         if self._current is not None:
             self._displaced += 1
-            # Ordered before the newer connection starts: adapters see connections one after the
-            # other.
+            # Release before the newer connection starts, so that adapters see connections one after
+            # another.
             await self._release(ConnectionDisplaced(f"a newer connection ({nonce}) took over"))
         self._count += 1
         address = self.ctx.spawn(
-            # Must not capture the message: it has gc=False, and a cycle through its outlet (an
-            # error, its traceback, this connection) would never be freed.
-            lambda: self._connection(hello, instance, outlet),
+            # The closure must not capture the message: the message has gc=False, so a cycle through
+            # its sink (an error, its traceback, this connection) would never be freed.
+            lambda: self._connection(hello, instance, sink),
             f"connection-{self._count}",
             policy=STOP,
         )
-        self._current = (nonce, address, outlet)
+        self._current = (nonce, address, sink)
         self.ctx.watch(address, _Ended(nonce))
         message.reply.set(address)
 
     def _connection(
-        self, hello: Hello, instance: CreateInstance | None, outlet: ResponseSink | LocalInbox
+        self, hello: Hello, instance: CreateInstance | None, sink: ResponseSink | LocalInbox
     ) -> Actor[Any]:
-        if isinstance(outlet, LocalInbox):
-            return LocalConnection(hello.nonce, self._adapters, outlet)
-        return ClusterConnection(self._converse(hello, instance), self._adapters, outlet)
+        if isinstance(sink, LocalInbox):
+            return LocalConnection(hello.nonce, self._adapters, sink)
+        return ClusterConnection(self._converse(hello, instance), self._adapters, sink)
 
     async def _release(self, error: PenstockError) -> None:
-        """End the active connection and tell the adapters that it is gone."""
+        """End the active connection, and tell the adapters that it is gone."""
         assert self._current is not None
-        nonce, address, outlet = self._current
+        nonce, address, sink = self._current
         self._current = None
-        outlet.end(error)
-        # Ordered before Disconnect: a stopped connection sends nothing more to the adapters.
+        sink.end(error)
+        # Stop before DisconnectClient: a stopped connection sends nothing more to the adapters.
         await self.ctx.stop_child(address)
         for adapter in self._adapters:
             await _send(adapter, DisconnectClient(nonce))
 
     async def on_stop(self) -> None:
-        """End the client's outlet with the reason."""
+        """End the active client's sink with the reason."""
         if self._current is not None:
             self._current[2].end(ResourceClosed("the cluster has stopped"))
 
     def describe(self) -> str:
-        """Return the active client and the number of connections."""
+        """Return the active client and the number of connections as readable text."""
         client = self._current[0] if self._current is not None else "nobody"
         return f"serves {client}; {self._count} connections so far, {self._displaced} displaced"

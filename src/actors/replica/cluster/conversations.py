@@ -1,14 +1,14 @@
 """The rules of one client's conversation with all workers of a half. Pure.
 
-A conversation checks the client's commands and splits them over the workers, merges their responses
-(`partitioned`), and says which responses are to be acknowledged. It runs in a `ClusterConnection`
-for a client over a socket, and in the client itself if that is in this process
+A conversation checks the client's commands and splits them over the workers, merges the workers'
+responses (`partitioned`), and decides which responses to acknowledge. For a client over a socket it
+runs in a `ClusterConnection`; for a client in this process it runs in the client itself
 (`client.LocalClient`).
 
-Acknowledgements are batched. Each worker allows only so many responses, and so many bytes, in
-flight (`CoalescingOutbox`). Responses that have left are acknowledged in batches of at most a
-quarter of that window. So at least three quarters of each window are open or truly in flight: no
-worker waits for an acknowledgement that is withheld here.
+Acknowledgements are batched. Each worker allows a limited number of responses and bytes in flight
+(`CoalescingOutbox`). Responses that were sent are acknowledged in batches of at most a quarter of
+that window. At least three quarters of each window are therefore open or really in flight, and no
+worker waits for an acknowledgement that is being withheld here.
 """
 
 from __future__ import annotations
@@ -51,28 +51,35 @@ from actors.runtime.telemetry import CONNECTION_COMMAND, split_context
 
 log = logging.getLogger("penstock.cluster")
 
-LOT_MAX: Final = 256
-"""Limit of commands that are passed on together."""
-AT_ONCE_MAX: Final = 64
-"""Limit of peeks that are answered in one turn of the connection; each takes far below a
+BATCH_COMMANDS_MAX: Final = 256
+"""Maximum number of commands that are passed on together."""
+DIRECT_ANSWERS_MAX: Final = 64
+"""Maximum number of peeks answered in one turn of the connection; each takes well under a
 millisecond."""
 
 
 class AcknowledgementWindow:
-    """Responses that have left and are not acknowledged yet, by worker. `messages_max` and
-    `bytes_max` are those of a worker's window."""
+    """Responses that were sent but not acknowledged yet, by worker.
+
+    `messages_max` and `bytes_max` are the limits of a worker's window.
+    """
 
     def __init__(self, workers: int, messages_max: int, bytes_max: int) -> None:
         self._messages = max(1, messages_max // 4)
         self._bytes = max(1, bytes_max // 4)
         self._left: list[list[int]] = [[] for _ in range(workers)]
+        """Serials to acknowledge, by worker."""
         self._left_bytes = [0] * workers
+        """Size of these responses, by worker."""
         self._due: set[int] = set()
+        """Workers whose responses are to be acknowledged now."""
 
-    def left(self, worker: int, serial: int, response: AnyResponse) -> None:
-        """Note that a response has left, or that nothing was sent for it. Serial 0: no
-        acknowledgement is due."""
-        # No worker counts a response that the connection answered itself.
+    def note_sent(self, worker: int, serial: int, response: AnyResponse) -> None:
+        """Record that a response was sent, or that nothing was sent for it.
+
+        Serial 0 means that no acknowledgement is due.
+        """
+        # No worker counts a response that the connection itself produced.
         if not serial:
             return
         serials = self._left[worker]
@@ -81,13 +88,13 @@ class AcknowledgementWindow:
         if (
             len(serials) >= self._messages
             or self._left_bytes[worker] >= self._bytes
-            # A dataflow or copy waits for the acknowledgement of its batch: it is sent at once.
+            # A dataflow or copy waits for the acknowledgement of its batch, so send it immediately.
             or isinstance(response, SubscribeResponse | CopyToResponse)
         ):
             self._due.add(worker)
 
-    def due(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Return and forget the (worker, serials) to be acknowledged now."""
+    def take_due(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the (worker, serials) to acknowledge now, and clear them."""
         if not self._due:
             return []
         left = [(worker, tuple(self._left[worker])) for worker in sorted(self._due)]
@@ -103,7 +110,7 @@ PendingResponse: TypeAlias = tuple[Any, int, int]
 
 
 class RoutedCommand(NamedTuple):
-    """A message for the adapter of worker `part`, and the trace context that it travels in."""
+    """A message for the adapter of worker `part`, and the trace context in which it is sent."""
 
     part: int
     message: Any
@@ -111,8 +118,10 @@ class RoutedCommand(NamedTuple):
 
 
 class ClientConversation:
-    """One client's conversation. `failed` is the reason for which it must end; nothing is routed
-    after it."""
+    """The conversation of one client.
+
+    `failed` is the reason why it must end; no command is routed after that.
+    """
 
     def __init__(
         self,
@@ -121,31 +130,37 @@ class ClientConversation:
         parts: PartitionedHalf[Any, Any],
         acks: AcknowledgementWindow,
     ) -> None:
-        """`opening`: the client's first commands, of which the Hello is the first."""
+        """Create the conversation. `opening` contains the client's first commands, starting with
+        Hello."""
         self.nonce = opening[0].nonce
         self.failed: PenstockError | None = None
+        """Violation that ended the conversation, or None."""
         self._opening = opening
         self._rules: StageRules | None = rules
         self._parts = parts
         self._acks = acks
         self._queue: deque[PendingResponse] = deque()
+        """Complete responses that have not been taken yet."""
 
     @property
     def waiting(self) -> int:
-        """Return the number of complete responses that were not taken."""
+        """Return the number of complete responses that have not been taken yet."""
         return len(self._queue)
 
     def open(self) -> list[RoutedCommand]:
-        """Return the client's first commands, which it has given already."""
+        """Return the messages for the client's first commands, which it has already given."""
         return self.route(self._opening)
 
     def trust(self) -> None:
-        """Check no more commands: the client is in this process and checks them itself."""
+        """Stop checking commands: the client is in this process and checks them itself."""
         self._rules = None
 
     def route(self, commands: Sequence[Any], *, answer: bool = False) -> list[RoutedCommand]:
-        """Return the messages for the adapters. `answer`: answer peeks here if that is possible.
-        Commands before one that breaks a rule are routed, and `failed` is set."""
+        """Return the messages to send to the adapters.
+
+        With `answer`, answer peeks here where possible. If a command breaks a rule, the commands
+        before it are routed and `failed` is set.
+        """
         routed: list[RoutedCommand] = []
         for each in commands:
             command, traceparent = split_context(each)
@@ -162,19 +177,19 @@ class ClientConversation:
     def _route(
         self, command: Any, traceparent: str | None, routed: list[RoutedCommand], *, answer: bool
     ) -> None:
-        """Add the messages of one command that keeps the rules."""
+        """Add the messages for one command that follows the rules."""
         raise NotImplementedError
 
     def _flush(self, routed: list[RoutedCommand]) -> None:
-        """Add what `_route` has held back."""
+        """Add the messages that `_route` has held back."""
 
     def _merged(self, merged: Any) -> None:
-        """Note a merged response."""
+        """Update the state with a merged response."""
 
     def absorb(self, message: FromWorker | ManyFromWorker) -> None:
-        """Merge responses of a worker; those that are complete can be taken."""
+        """Merge responses of a worker. Complete ones can then be taken."""
         worker = message.worker
-        # A late response to a displaced client.
+        # This is a late response to a displaced client.
         if message.nonce != self.nonce:
             return
         if isinstance(message, ManyFromWorker):
@@ -188,9 +203,10 @@ class ClientConversation:
                 log.error("client %s: %s", self.nonce, error)
                 self.failed = error
                 return
-            # Acknowledged at once; a response that completes a merged one only when that was sent.
+            # Acknowledge immediately, except a response that completes a merged one: that must
+            # first be sent.
             if merged is None:
-                self._acks.left(worker, serial, response)
+                self._acks.note_sent(worker, serial, response)
             else:
                 self._queue.append((merged, worker, serial))
 
@@ -198,7 +214,7 @@ class ClientConversation:
         """Return the merged response that this one completes, or None."""
         parts = self._parts
         merged = parts.absorb(worker, response)
-        # Ordered before the response leaves: the client may reuse the ids at once.
+        # Do this before the response is sent: the client may reuse the ids immediately afterwards.
         if self._rules is not None:
             for id in parts.ended:
                 self._rules.ended(id)
@@ -208,24 +224,25 @@ class ClientConversation:
         return merged
 
     def take(self, count_max: int) -> list[PendingResponse]:
-        """Return and remove the first complete responses."""
+        """Remove and return up to `count_max` complete responses."""
         return [self._queue.popleft() for _ in range(min(count_max, len(self._queue)))]
 
-    def left(self, sent: Sequence[PendingResponse]) -> None:
-        """Note responses that the client has got."""
+    def note_sent(self, sent: Sequence[PendingResponse]) -> None:
+        """Record that responses were sent to the client."""
         for response, worker, serial in sent:
-            self._acks.left(worker, serial, response)
+            self._acks.note_sent(worker, serial, response)
 
     def acknowledgements(self) -> list[RoutedCommand]:
         """Return the acknowledgements that are due now."""
         return [
             RoutedCommand(worker, ResponsesAcked(self.nonce, serials))
-            for worker, serials in self._acks.due()
+            for worker, serials in self._acks.take_due()
         ]
 
 
 class ComputeConversation(ClientConversation):
-    """A conversation with the compute half. Commands ready together travel as one."""
+    """A conversation with the compute half. Commands that arrive together are sent as one
+    message."""
 
     def __init__(
         self,
@@ -243,35 +260,36 @@ class ComputeConversation(ClientConversation):
         super().__init__((hello, instance), rules, PartitionedState(workers, limits), acks)
         self.shortcut = PeekShortcut(partitions, limits)
         self._complete = False
-        self._lot: list[Command] = []
-        """Commands to be passed on together. Before InitializationComplete nothing takes effect, so
-        they may collect; afterwards each call passes them on."""
+        """True once the client has sent InitializationComplete."""
+        self._batch: list[Command] = []
+        """Commands to be passed on together. They may accumulate before InitializationComplete,
+        when nothing takes effect; after it, each call passes them on."""
 
     def _route(
         self, command: Any, traceparent: str | None, routed: list[RoutedCommand], *, answer: bool
     ) -> None:
         if isinstance(command, InitializationComplete):
             self._complete = True
-        # A traced peek takes the long way, so that its spans show it.
-        if answer and traceparent is None and self._answers(command):
+        # A traced peek goes to the workers, so that its spans show that path.
+        if answer and traceparent is None and self._try_answer(command):
             return
-        self.shortcut.heard(command)
+        self.shortcut.note_command(command)
         if isinstance(command, Peek | ScheduleDataflow) and traceparent is not None:
             self._traced(command, traceparent, routed)
         else:
             self._command(command, routed)
 
     def _flush(self, routed: list[RoutedCommand]) -> None:
-        # Commands before one that breaks a rule have been given, so they are passed on, too.
+        # Commands before one that breaks a rule were accepted, so they are passed on too.
         if self._complete or self.failed is not None:
-            self._pass_on(routed)
+            self._send_batch(routed)
 
-    def _answers(self, peek: Command) -> bool:
-        """Answer a peek here, if its rows are there; return whether it was answered."""
+    def _try_answer(self, peek: Command) -> bool:
+        """Answer a peek here if its rows are available, and return whether it was answered."""
         if not isinstance(peek, Peek):
             return False
         # No worker's window bounds these answers, so the queue must.
-        if len(self._queue) >= AT_ONCE_MAX or not self._complete:
+        if len(self._queue) >= DIRECT_ANSWERS_MAX or not self._complete:
             return False
         rows = self.shortcut.answer(peek)
         if rows is None:
@@ -286,23 +304,23 @@ class ComputeConversation(ClientConversation):
         for part, split in self._parts.split(command):
             # Hello goes to every worker, so it is not batched with part 0's commands.
             if part == 0 and not isinstance(split, Hello):
-                self._lot.append(split)
+                self._batch.append(split)
             else:
                 routed.append(RoutedCommand(part, FromClient(self.nonce, split), traceparent))
-        if len(self._lot) >= LOT_MAX:
-            self._pass_on(routed, traceparent)
+        if len(self._batch) >= BATCH_COMMANDS_MAX:
+            self._send_batch(routed, traceparent)
 
     def _traced(
         self, command: Peek | ScheduleDataflow, traceparent: str, routed: list[RoutedCommand]
     ) -> None:
-        """Pass on a command with a trace context; a sampled one goes alone, so that its spans show
-        its own way."""
+        """Pass on a command with a trace context. A sampled command is sent alone, so that its
+        spans show only its own path."""
         parent = accept_context(traceparent)
         if parent is None:
             self._command(command, routed)
             return
         if self._complete:
-            self._pass_on(routed)
+            self._send_batch(routed)
         with span_below(parent, CONNECTION_COMMAND) as opened:
             if opened is not None:
                 if isinstance(command, Peek):
@@ -312,13 +330,13 @@ class ComputeConversation(ClientConversation):
                 parent = opened.traceparent
         self._command(command, routed, parent)
         if self._complete:
-            self._pass_on(routed, parent)
+            self._send_batch(routed, parent)
 
-    def _pass_on(self, routed: list[RoutedCommand], traceparent: str | None = None) -> None:
-        if not self._lot:
+    def _send_batch(self, routed: list[RoutedCommand], traceparent: str | None = None) -> None:
+        if not self._batch:
             return
-        lot, self._lot = self._lot, []
-        command = lot[0] if len(lot) == 1 else CommandBatch(tuple(lot))
+        batch, self._batch = self._batch, []
+        command = batch[0] if len(batch) == 1 else CommandBatch(tuple(batch))
         routed.append(RoutedCommand(0, FromClient(self.nonce, command), traceparent))
 
     def _merged(self, merged: Any) -> None:
@@ -333,10 +351,10 @@ class ComputeConversation(ClientConversation):
 
 
 class StorageConversation(ClientConversation):
-    """A conversation with the storage half: every command goes to every worker, one by one."""
+    """A conversation with the storage half: every worker gets every command, one at a time."""
 
     def __init__(self, hello: Hello, workers: int, settings: Settings) -> None:
-        # A window of one: each response is acknowledged as soon as it has left.
+        # A window of one: each response is acknowledged as soon as it was sent.
         acks = AcknowledgementWindow(workers, 1, 1)
         super().__init__((hello,), StorageCommandRules(settings), StoragePartitioned(workers), acks)
 

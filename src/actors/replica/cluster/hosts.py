@@ -1,9 +1,9 @@
 """Several replicas in one process: whole clusters, each below an actor of its own.
 
-A *host* is the actor at the top of one replica: workers, adapters and acceptor are its
-children. A crash that their policies do not repair crashes the host, which stops the whole replica
-and restarts it after a delay; other replicas and the controller see only a lost connection.
-Replicas share the stores and the engine of the process; each has its own actors, scratch folder,
+A *host* is the actor at the top of one replica; workers, adapters and acceptors are its children. A
+crash that their restart policies do not handle crashes the host, which stops the whole replica and
+restarts it after a delay. Other replicas and the controller only see a lost connection. Replicas
+share the stores and the engine of the process. Each has its own actors, scratch folder,
 arrangements, and names of jobs and plans.
 """
 
@@ -29,42 +29,43 @@ from actors.runtime.kernel.actor import restart
 from actors.runtime.settings import Settings
 
 RESTART: Final = restart(restarts_max=10, within_ms=60_000, delay_ms=100)
-"""The delays of ten crashes add up to more than the minute, so the limit is not reached."""
+"""The delays of ten crashes add up to more than a minute, so the limit is never reached."""
 
 Reach: TypeAlias = Callable[[ActorAddress[Any]], ActorAddress[Any]]
 
 
 class InspectReplica(msgspec.Struct, frozen=True, gc=False):
-    """Asks for the replica's statistics."""
+    """Asks a host for its replica's statistics."""
 
     reply: ReplySlot[ClusterStatistics]
 
 
 class ReplicaHost(Actor[InspectReplica]):
-    """Top actor of one replica; `start` builds its cluster below the actor."""
+    """Top actor of one replica. `start` builds the cluster below it."""
 
     def __init__(
         self, start: Callable[[ActorContext[InspectReplica]], Awaitable[WorkerCluster]]
     ) -> None:
         self._start = start
         self._cluster: WorkerCluster | None = None
+        """The cluster, once `on_start` has built it."""
 
     async def on_start(self) -> None:
         self._cluster = await self._start(self.ctx)
 
     def receive(self, message: InspectReplica) -> None:
         cluster, reply = self._cluster, message.reply
-        assert cluster is not None, "it was built at the start"
+        assert cluster is not None, "on_start builds the cluster"
 
         def failed(error: Exception) -> None:
-            reply.fail(ConnectionBroken(f"a part of the replica has failed: {error}"))
+            reply.fail(ConnectionBroken(f"part of the replica failed: {error}"))
 
-        # In an effect: the host must not wait for a part whose crash it has to handle.
+        # Run this in an effect: the host must not wait for a part whose crash it has to handle.
         self.ctx.effect(cluster.statistics, done=reply.set, failed=failed)
 
 
 class LocalReplicas:
-    """The replicas of this process, by name; a `ReplicaSupply` of the controller."""
+    """The replicas of this process, by name. A `ReplicaSupply` for the controller."""
 
     def __init__(
         self,
@@ -85,9 +86,11 @@ class LocalReplicas:
         self._reach = reach
         self._connectors = connectors
         self._hosts: dict[str, ActorAddress[InspectReplica]] = {}
+        """Host of each replica."""
         self._clusters: dict[str, WorkerCluster] = {}
-        """Cluster of each replica's present incarnation, once it is built."""
+        """Current cluster of each replica, once it has been built."""
         self._lives = 0
+        """Number of clusters started so far; it numbers the next one."""
         for name in names or [f"r{number}" for number in range(1, settings.replicas + 1)]:
             self._spawn(name)
 
@@ -96,8 +99,8 @@ class LocalReplicas:
 
         async def start(ctx: ActorContext[InspectReplica]) -> WorkerCluster:
             self._lives = life = self._lives + 1
-            # Each incarnation has a fresh folder and name: a thread of an earlier one may still
-            # write, and its parts in the stash may still be read.
+            # Each incarnation has a new folder and name: a thread of an earlier one may still be
+            # writing, and its parts in the stash may still be read.
             await clock.run_blocking(lambda: shutil.rmtree(place, ignore_errors=True))
             folder = place / str(life)
             below = actor_factory(self._persist, self._executor, self._settings, folder, name)
@@ -124,15 +127,18 @@ class LocalReplicas:
 
     @property
     def partitions(self) -> list[ClusterPartitions]:
-        """Return each replica's partitions of all indexes."""
+        """Return each replica's registry of index partitions."""
         return [cluster.partitions for cluster in self._clusters.values()]
 
     async def connect(self, name: str, half: Half = "compute") -> LocalClient:
-        """Return a client of a half of one replica. Raises `ConnectionBroken` while there is none;
-        a replica that is being rebuilt refuses the client's first commands with it."""
+        """Return a client of one half of a replica.
+
+        Raise `ConnectionBroken` if the replica was never built. A replica that is being rebuilt
+        raises it at the client's first commands.
+        """
         cluster = self._clusters.get(name)
         if cluster is None:
-            raise ConnectionBroken(f"replica {name} is not there")
+            raise ConnectionBroken(f"replica {name} is not running")
         return await cluster.connect(half)
 
     @property
@@ -141,7 +147,7 @@ class LocalReplicas:
         return self._connectors is not None
 
     async def start(self, name: str) -> None:
-        """Start one more replica. Raises nothing: failures are retried."""
+        """Start another replica. Raises nothing: failures are retried."""
         self._spawn(name)
 
     async def stop(self, name: str) -> None:
@@ -153,7 +159,7 @@ class LocalReplicas:
         await self._system.clock.run_blocking(lambda: shutil.rmtree(folder, ignore_errors=True))
 
     async def statistics(self) -> ClusterStatistics:
-        """Return the statistics of all replicas together; one that is being rebuilt is left out."""
+        """Return the combined statistics of all replicas, without those being rebuilt."""
         workers: list[Any] = []
         adapters: list[Any] = []
         for name, host in list(self._hosts.items()):

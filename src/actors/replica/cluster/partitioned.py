@@ -1,9 +1,9 @@
-"""One replica out of N workers: commands are split, responses merged. Pure.
+"""Makes N workers look like one replica: splits commands and merges responses. Pure.
 
-The rule of each kind of response stands where it is merged.
+The rule for each kind of response is stated where it is merged.
 
-Invariants: emitted frontiers strictly advance; batches of a subscribe are contiguous; a peek, a
-drop and an answer are emitted at most once; with nothing in flight nothing is kept (`idle`).
+Invariants: emitted frontiers strictly advance; the batches of a subscribe are contiguous; a peek, a
+drop and an answer are emitted at most once; with nothing in flight, no state is kept (`idle`).
 """
 
 from __future__ import annotations
@@ -67,29 +67,35 @@ KINDS = ("write", "input", "output")
 
 
 class PartitionedHalf(ABC, Generic[C, R]):
-    """Splits one client's commands over the parts, merges the parts' responses.
+    """Splits one client's commands over the parts (workers) and merges the parts' responses.
 
-    `ended` collects the ids whose end all parts have reported; its reader clears it.
+    `ended` collects the ids whose end was reported by all parts. Its reader clears it.
     """
 
     def __init__(self, parts: int) -> None:
         self._parts = parts
         self._complete = False
+        """True once InitializationComplete has been sent."""
         self.ended: list[ObjectId] = []
+        """Ids whose end was reported by all parts, until the reader clears it."""
 
     @abstractmethod
     def split(self, command: C) -> list[tuple[int, C]]:
-        """Return (part, command) for every part that gets the command."""
+        """Return (part, command) for every part that should get the command."""
 
     @abstractmethod
     def absorb(self, part: int, response: R) -> R | None:
-        """Return the merged response that this one completes, or None. Raises
-        `RemoteProtocolError` when a part breaks a rule."""
+        """Return the merged response that this one completes, or None.
+
+        Raise `RemoteProtocolError` if the part broke a rule.
+        """
 
 
-class _Meets:
-    """Frontiers of one object: for each kind the emitted one, then one for each part. Each object
-    has one of these, so it is kept small."""
+class _MergedFrontiers:
+    """Frontiers of one object: for each kind the emitted frontier, followed by one for each part.
+
+    There is one of these for each object, so it is kept small.
+    """
 
     __slots__ = ("_frontiers",)
 
@@ -105,7 +111,7 @@ class _Meets:
             if frontier is None:
                 continue
             place = emitted + 1 + part
-            # Joined: a frontier never goes back.
+            # Take the maximum: a part's frontier never goes back.
             if frontier > frontiers[place]:
                 frontiers[place] = frontier
             meet = min(frontiers[emitted + 1 : emitted + width])
@@ -119,9 +125,9 @@ class _Meets:
         return all(is_empty(meet) for meet in frontiers[::width])
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    """Updates of ``lower <= time < upper`` that were not emitted yet: rows, or blobs, which stay
-    whole."""
+class _PendingUpdates(msgspec.Struct, frozen=True):
+    """Updates with ``lower <= time < upper`` that have not been emitted yet: rows, or blobs, which
+    are never split."""
 
     lower: Frontier
     upper: Frontier
@@ -130,16 +136,22 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class _Subscribe:
-    """One subscribe: each part's upper, and the updates not yet below the meet."""
+    """One subscribe being merged: the upper of each part, and the updates that were not emitted
+    yet."""
 
     def __init__(self, parts: int) -> None:
         self.uppers: list[Frontier | None] = [None] * parts
+        """Upper of each part's last batch; None before its first batch."""
         self.lowers: list[Frontier] = [0] * parts
+        """Lower of each part's first batch."""
         self.emitted: Frontier | None = None
-        self.stash: list[_Kept] = []
+        """Upper of the last emitted batch; None before the first."""
+        self.stash: list[_PendingUpdates] = []
+        """Updates that have not been emitted yet."""
         self.muted = False
+        """True after an error or a drop: nothing more is emitted."""
         self.traceparent: str | None = None
-        """Trace context of updates that were not emitted yet."""
+        """Trace context of the updates that have not been emitted yet."""
 
     def absorb(self, part: int, batch: SubscribeBatch) -> SubscribeBatch | None:
         if self.uppers[part] is None:
@@ -150,13 +162,13 @@ class _Subscribe:
         if batch.error is not None:
             self.muted = True
             self.stash.clear()
-            # The error replaces all updates that were not emitted: it covers their time.
+            # The error replaces all updates that were not emitted, and covers their times.
             lower = self.lowers[part] if self.emitted is None else self.emitted
             return SubscribeBatch(lower, max(batch.upper, lower + 1), None, batch.error)
         if batch.arrow is not None:
-            self.stash.append(_Kept(batch.lower, batch.upper, batch.arrow))
+            self.stash.append(_PendingUpdates(batch.lower, batch.upper, batch.arrow))
         if batch.parts:
-            self.stash.append(_Kept(batch.lower, batch.upper, None, batch.parts))
+            self.stash.append(_PendingUpdates(batch.lower, batch.upper, None, batch.parts))
         if batch.arrow is not None or batch.parts:
             self.traceparent = self.traceparent or batch.traceparent
         return self._emit()
@@ -165,9 +177,9 @@ class _Subscribe:
         uppers = [upper for upper in self.uppers if upper is not None]
         if len(uppers) < len(self.uppers):
             return None
-        # A part without data starts at the minimum; the part with data has the true lower.
+        # A part without data starts at 0; the part with data has the true lower bound.
         lower = max(self.lowers) if self.emitted is None else self.emitted
-        meet = self._whole(min(uppers))
+        meet = self._without_splitting(min(uppers))
         if meet <= lower:
             return None
         self.emitted = meet
@@ -177,9 +189,9 @@ class _Subscribe:
         traceparent, self.traceparent = self.traceparent, None
         return SubscribeBatch(lower, meet, arrow, None, traceparent, parts)
 
-    def _whole(self, meet: Frontier) -> Frontier:
-        """Return the meet, lowered to the begin of blobs that reach beyond it: blobs are not
-        cut."""
+    def _without_splitting(self, meet: Frontier) -> Frontier:
+        """Lower the frontier to the start of any blob that extends beyond it, because blobs are not
+        split."""
         while True:
             cut = [
                 kept.lower for kept in self.stash if kept.parts and kept.lower < meet < kept.upper
@@ -189,7 +201,7 @@ class _Subscribe:
             meet = min(cut)
 
     def _take(self, meet: Frontier) -> tuple[bytes | None, tuple[StashPart, ...]]:
-        """Return the updates below the meet; the others stay."""
+        """Remove and return the updates below `meet`; keep the others."""
         blobs = [kept for kept in self.stash if kept.parts]
         rows = [kept for kept in self.stash if kept.arrow is not None]
         parts = tuple(part for kept in blobs if kept.upper <= meet for part in kept.parts)
@@ -201,13 +213,15 @@ class _Subscribe:
         table: pa.Table = pa.concat_tables([from_ipc(kept.arrow or b"") for kept in rows])
         later = between(table, meet, EMPTY)
         if later.num_rows:
-            self.stash.append(_Kept(meet, EMPTY, to_ipc(later)))
+            self.stash.append(_PendingUpdates(meet, EMPTY, to_ipc(later)))
         due = consolidate(between(table, 0, meet)).sort_by(TIME)
         return to_ipc(due) if due.num_rows else None, parts
 
     def end(self, part: int, dropped: SubscribeDropped) -> SubscribeDropped | None:
-        """Note that a part was dropped. Return the end, once, unless the subscribe has ended or
-        failed."""
+        """Record that a part was dropped.
+
+        Return the end of the subscribe once, unless it has already ended or failed.
+        """
         self.uppers[part] = EMPTY
         over = self.muted or (self.emitted is not None and is_empty(self.emitted))
         self.muted = True
@@ -221,37 +235,37 @@ class _Subscribe:
 
 
 class ConnectionLimits:
-    """The instance's configuration at this moment, as far as connections need it. It outlives
-    them."""
+    """The instance's current limits, as far as connections need them. They outlive a connection."""
 
     def __init__(self, result_bytes_max: int, inline_bytes_max: int | None = None) -> None:
         self.result_bytes_max = result_bytes_max
         self._inline_bytes_max = inline_bytes_max
 
     def configure(self, command: UpdateConfiguration) -> None:
-        """Take over the limits of a configuration."""
+        """Adopt the limits of a configuration."""
         if command.result_bytes_max is not None:
             self.result_bytes_max = command.result_bytes_max
         if command.inline_bytes_max is not None:
             self._inline_bytes_max = command.inline_bytes_max
 
     def inline_bytes(self, workers: int) -> int:
-        """Return the bytes of a result that one of so many workers puts into its response."""
+        """Return how many bytes of a result each worker may put inline into its response."""
         share = self.result_bytes_max // workers
         return share if self._inline_bytes_max is None else min(self._inline_bytes_max, share)
 
 
 class PartitionedState(PartitionedHalf[Command, Response]):
-    """The compute half of one client."""
+    """Splits and merges the messages of one client of the compute half."""
 
     def __init__(self, parts: int, limits: ConnectionLimits) -> None:
         super().__init__(parts)
         self._limits = limits
         self._waiting: UpdateConfiguration | None = None
+        """Configuration received before InitializationComplete."""
         self._clear()
 
     def _clear(self) -> None:
-        self._meets: dict[ObjectId, _Meets] = {}
+        self._meets: dict[ObjectId, _MergedFrontiers] = {}
         self._peeks: dict[str, dict[int, PeekResult]] = {}
         self._subscribes: dict[ObjectId, _Subscribe] = {}
         self._copies: dict[ObjectId, dict[int, CopyResult]] = {}
@@ -261,13 +275,15 @@ class PartitionedState(PartitionedHalf[Command, Response]):
         return not (self._peeks or self._meets or self._subscribes or self._copies)
 
     def split(self, command: Command) -> list[tuple[int, Command]]:
-        """See `PartitionedHalf`."""
+        """Return (part, command) for every part that should get the command; see
+        `PartitionedHalf.split`."""
         match command:
             case Hello():
                 self._clear()
                 self._waiting, self._complete = None, False
             case UpdateConfiguration():
-                # As for the workers, a configuration counts from InitializationComplete on.
+                # A configuration takes effect at InitializationComplete, as it does for the
+                # workers.
                 if self._complete:
                     self._limits.configure(command)
                 else:
@@ -278,11 +294,12 @@ class PartitionedState(PartitionedHalf[Command, Response]):
                     self._limits.configure(self._waiting)
         if isinstance(command, Hello | UpdateConfiguration):
             return [(part, command) for part in range(self._parts)]
-        # Part 0's worker passes the command to the sequencer, which orders it for all.
+        # Part 0's worker passes the command to the sequencer, which orders it for all workers.
         return [(0, command)]
 
     def absorb(self, part: int, response: Response) -> Response | None:
-        """See `PartitionedHalf`."""
+        """Return the merged response that this one completes, or None; see
+        `PartitionedHalf.absorb`."""
         match response:
             case Frontiers():
                 return self._frontiers(part, response)
@@ -296,11 +313,11 @@ class PartitionedState(PartitionedHalf[Command, Response]):
                 return response
 
     def _frontiers(self, part: int, response: Frontiers) -> Frontiers | None:
-        # Per object and kind each part's frontier is joined (it cannot go back), and the meet is
-        # emitted when it advances. An object whose parts are empty in every kind is forgotten.
+        # For each object and kind, the minimum over the parts is emitted when it advances. An
+        # object is forgotten once all frontiers of all parts are empty.
         meets = self._meets.get(response.id)
         if meets is None:
-            meets = self._meets[response.id] = _Meets(self._parts)
+            meets = self._meets[response.id] = _MergedFrontiers(self._parts)
         news = meets.absorb(part, response)
         if meets.ended():
             del self._meets[response.id]
@@ -308,7 +325,7 @@ class PartitionedState(PartitionedHalf[Command, Response]):
         return news
 
     def _peek(self, part: int, response: PeekResponse) -> PeekResponse | None:
-        # Emitted when every part has answered: each has rows of its own.
+        # Emit it once every part has answered, because each has rows of its own.
         answers = self._peeks.setdefault(response.uuid, {})
         if part in answers:
             raise RemoteProtocolError(f"worker {part} answered peek {response.uuid} twice")
@@ -321,7 +338,7 @@ class PartitionedState(PartitionedHalf[Command, Response]):
         return PeekResponse(response.uuid, merged)
 
     def _copy(self, part: int, response: CopyToResponse) -> CopyToResponse | None:
-        # Emitted when every part has answered: each may have written files.
+        # Emit it once every part has answered, because each may have written files.
         answers = self._copies.setdefault(response.id, {})
         if part in answers:
             raise RemoteProtocolError(f"worker {part} answered copy {response.id} twice")
@@ -334,8 +351,8 @@ class PartitionedState(PartitionedHalf[Command, Response]):
         return CopyToResponse(response.id, merge_copies(results))
 
     def _subscribe(self, part: int, response: SubscribeResponse) -> SubscribeResponse | None:
-        # A batch is emitted when the meet of the parts' uppers advances, with the updates below it.
-        # The first error ends the subscribe, and so does its drop, once.
+        # When the minimum of the parts' uppers advances, emit a batch with the updates below it.
+        # The first error ends the subscribe, and so does a drop; the end is emitted once.
         merging = self._subscribes.get(response.id)
         if merging is None:
             merging = self._subscribes[response.id] = _Subscribe(self._parts)
@@ -351,10 +368,10 @@ class PartitionedState(PartitionedHalf[Command, Response]):
 
 
 def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
-    """Return one result out of all parts'."""
-    # Precedence: Canceled before any error; an error of the data before one of a limit, of bytes
-    # before one of rows, the smallest limit first. Stashed parts and rows make one stashed result;
-    # rows alone are concatenated.
+    """Merge the parts' results of a peek into one."""
+    # Precedence: Canceled comes before any error. An error of the data comes before one of a limit,
+    # a limit of bytes before one of rows, and the smallest limit first. Stashed parts and rows form
+    # one stashed result; rows alone are concatenated.
     if len(results) == 1:
         return results[0]
     for result in results:
@@ -366,11 +383,11 @@ def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
     pieces = [piece for result in results if (piece := _inline(result)) is not None]
     stashed = [result for result in results if isinstance(result, PeekStashed)]
     arrow, rows = _concatenated(pieces)
-    # Checked again: each part has seen its own rows only.
+    # Check the size again, because each part saw only its own rows.
     if len(arrow) > bytes_max:
         return PeekError(
             InvalidUsage.__name__,
-            f"the result takes {len(arrow)} bytes, more than result_bytes_max ({bytes_max}); "
+            f"result too large: {len(arrow)} bytes (limit result_bytes_max: {bytes_max}); "
             "read by key, or subscribe",
             "bytes",
         )
@@ -388,8 +405,8 @@ def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
 
 
 def merge_copies(results: list[CopyResult]) -> CopyResult:
-    """Return one result out of all parts'."""
-    # Precedence: Dropped before Failed before the sum, with the manifest of the part that has one.
+    """Merge the parts' results of a copy into one."""
+    # Precedence: Dropped, then Failed, then the sum, with the manifest of the part that wrote one.
     for kind in (CopyDropped, CopyFailed):
         for result in results:
             if isinstance(result, kind):
@@ -400,14 +417,14 @@ def merge_copies(results: list[CopyResult]) -> CopyResult:
 
 
 def _precedence(error: PeekError) -> tuple[int, float]:
-    """Return the rank of an error: those of the data first, then of bytes, then of rows by their
+    """Return the rank of an error: errors of the data first, then of bytes, then of rows by their
     limit."""
     limit = float("inf") if error.limit_rows is None else error.limit_rows
     return ("", "bytes", "rows").index(error.limit), limit
 
 
 def _inline(result: PeekResult) -> tuple[bytes, int] | None:
-    """Return the rows within a result, and their number (-1: not counted)."""
+    """Return the inline rows of a result and their number (-1: not counted)."""
     match result:
         case PeekRows(arrow=arrow, rows=rows):
             return arrow, rows
@@ -424,11 +441,11 @@ def _concatenated(pieces: list[tuple[bytes, int]]) -> tuple[bytes, int]:
     if len(filled) == 1:
         return filled[0]
     decoded = [(from_ipc(arrow), arrow) for arrow, _ in filled]
-    # If all are empty, one of them gives the schema.
+    # If all pieces are empty, one of them provides the schema.
     tables = [(table, arrow) for table, arrow in decoded if table.num_rows] or decoded[:1]
     if len(tables) == 1:
         return tables[0][1], tables[0][0].num_rows
-    # Parts hold disjoint rows: nothing to consolidate.
+    # The parts hold disjoint rows, so there is nothing to consolidate.
     whole: pa.Table = pa.concat_tables([table for table, _ in tables])
     return to_ipc(whole), whole.num_rows
 
@@ -437,7 +454,8 @@ def _concatenated(pieces: list[tuple[bytes, int]]) -> tuple[bytes, int]:
 
 
 class _StorageObject(msgspec.Struct):
-    """One object: each worker's upper, the emitted meet, and the workers that have dropped it."""
+    """One object: the upper of each worker, the reported minimum, and the workers that have dropped
+    it."""
 
     uppers: list[Frontier]
     reported: Frontier = 0
@@ -445,7 +463,10 @@ class _StorageObject(msgspec.Struct):
 
 
 class StoragePartitioned(PartitionedHalf[storage.Command, storage.Response]):
-    """The storage half of one client; in `ended` are also uuids of one-shot ingestions."""
+    """Splits and merges the messages of one client of the storage half.
+
+    `ended` also contains uuids of one-shot ingestions.
+    """
 
     def __init__(self, parts: int) -> None:
         super().__init__(parts)
@@ -461,7 +482,8 @@ class StoragePartitioned(PartitionedHalf[storage.Command, storage.Response]):
         return not (self._objects or self._oneshots)
 
     def split(self, command: storage.Command) -> list[tuple[int, storage.Command]]:
-        """See `PartitionedHalf`."""
+        """Return (part, command) for every part that should get the command; see
+        `PartitionedHalf.split`."""
         if isinstance(command, Hello):
             self._clear()
             self._complete = False
@@ -471,11 +493,11 @@ class StoragePartitioned(PartitionedHalf[storage.Command, storage.Response]):
             self._wanted.add(command)
             if isinstance(command, InitializationComplete):
                 self._complete = True
-                # Nothing ran before: only what is still wanted now will answer.
+                # Nothing ran before this point, so only what is still wanted now will answer.
                 for said in self._wanted.commands():
                     self._track(said)
                 self._wanted = StorageDefinitions()
-        # Every worker gets all commands, so what its responses may be about is known from here.
+        # Every worker gets all commands, so they determine what its responses may be about.
         return [(part, command) for part in range(self._parts)]
 
     def _track(self, command: storage.Command) -> None:
@@ -493,7 +515,8 @@ class StoragePartitioned(PartitionedHalf[storage.Command, storage.Response]):
                 self._objects[id] = _StorageObject([0] * self._parts)
 
     def absorb(self, part: int, response: storage.Response) -> storage.Response | None:
-        """See `PartitionedHalf`."""
+        """Return the merged response that this one completes, or None; see
+        `PartitionedHalf.absorb`."""
         match response:
             case FrontierUpper():
                 return self._upper(part, response)
@@ -507,14 +530,15 @@ class StoragePartitioned(PartitionedHalf[storage.Command, storage.Response]):
     def _object(self, part: int, id: ObjectId, what: str) -> _StorageObject:
         found = self._objects.get(id)
         if found is None:
-            raise RemoteProtocolError(f"worker {part} told {what} of {id}, which nobody runs")
+            raise RemoteProtocolError(
+                f"worker {part} reported {what} of {id}, which is not running"
+            )
         if part in found.dropped:
-            raise RemoteProtocolError(f"worker {part} told {what} of {id} after its drop")
+            raise RemoteProtocolError(f"worker {part} reported {what} of {id} after its drop")
         return found
 
     def _upper(self, part: int, response: FrontierUpper) -> FrontierUpper | None:
-        # Each worker's upper is joined (it cannot go back), and the meet is emitted when it
-        # advances.
+        # Each worker's upper only advances; emit the minimum when it advances.
         found = self._object(part, response.id, "an upper")
         found.uppers[part] = max(found.uppers[part], response.upper)
         meet = min(found.uppers)
@@ -524,7 +548,7 @@ class StoragePartitioned(PartitionedHalf[storage.Command, storage.Response]):
         return FrontierUpper(response.id, meet)
 
     def _dropped(self, part: int, response: DroppedId) -> DroppedId | None:
-        # Emitted when all workers have sent it: until then one of them may still write.
+        # Emit it once all workers have sent it: until then one of them may still write.
         found = self._object(part, response.id, "the drop")
         found.dropped.add(part)
         if len(found.dropped) < self._parts:
@@ -534,15 +558,15 @@ class StoragePartitioned(PartitionedHalf[storage.Command, storage.Response]):
         return response
 
     def _staged(self, part: int, response: StagedBatches) -> StagedBatches | None:
-        # Emitted when all workers have answered: each may have staged rows.
+        # Emit it once all workers have answered, because each may have staged rows.
         uuid = response.uuid
         answers = self._oneshots.get(uuid)
         if answers is None:
             raise RemoteProtocolError(
-                f"worker {part} answered the one-shot ingestion {uuid}, which nobody waits for"
+                f"worker {part} answered one-shot ingestion {uuid}, which was not requested"
             )
         if part in answers:
-            raise RemoteProtocolError(f"worker {part} answered the one-shot ingestion {uuid} twice")
+            raise RemoteProtocolError(f"worker {part} answered one-shot ingestion {uuid} twice")
         answers[part] = response.result
         if len(answers) < self._parts:
             return None
@@ -552,8 +576,8 @@ class StoragePartitioned(PartitionedHalf[storage.Command, storage.Response]):
 
 
 def merge_staged(results: list[StagingResult]) -> StagingResult:
-    """Return one result out of all workers'."""
-    # Precedence: Canceled before another error, an error before the batches of all.
+    """Merge the workers' results of a one-shot ingestion into one."""
+    # Precedence: Canceled, then another error, then the batches of all workers.
     failed = [result for result in results if isinstance(result, StagingFailed)]
     if failed:
         return min(failed, key=lambda result: result.code != OperationCanceled.__name__)

@@ -1,9 +1,9 @@
 """The cluster's side of a controller's socket, from the opening to the last response.
 
 There is one coroutine for each socket. The first frames must be those that open a conversation with
-the half (`HalfWire.opening`), and come within ``connect_timeout_ms``. Then frames become
-`ClientCommands`, waiting while the cluster is busy; the reason of the end is sent to the peer, if
-it still listens.
+the half (`HalfWire.opening`), and must arrive within ``connect_timeout_ms``. After that, frames
+become `ClientCommands`, waiting while the cluster is busy. When the conversation ends, the reason
+is sent to the peer, if the peer still listens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actors.replica.cluster.connection import (
     ReleaseConnection,
     refusal,
 )
-from actors.replica.cluster.conversations import LOT_MAX
+from actors.replica.cluster.conversations import BATCH_COMMANDS_MAX
 from actors.runtime.errors import (
     ConnectionBroken,
     PenstockError,
@@ -41,30 +41,32 @@ from actors.runtime.transport.security import for_listener
 
 
 class WireSink:
-    """Sends responses as frames; `ended` is set with the reason in `error`."""
+    """Sends responses as frames. `ended` is set once `error` has the reason for the end."""
 
     def __init__(self, connection: FramedConnection[Response, Command]) -> None:
         self._connection = connection
         self.error: PenstockError | None = None
+        """Reason for which the connection has ended, or None."""
         self.ended = anyio.Event()
+        """Set together with `error`."""
 
     async def send(self, response: Response) -> None:
         """Send one response, waiting while the peer is slow."""
         await self._connection.send(response)
 
     def try_send(self, responses: Sequence[Response]) -> int:
-        """Send as many of the first responses as possible without waiting; return their number."""
+        """Send as many of the responses as possible without waiting, and return how many."""
         return self._connection.try_send(responses)
 
     def end(self, error: PenstockError) -> None:
-        """End the connection with a reason."""
+        """End the connection with a reason. Only the first reason counts."""
         if self.error is None:
             self.error = error
             self.ended.set()
 
 
 class ConversationServer:
-    """Serves the conversations of one listener of a half."""
+    """Serves the conversations of one half's listener."""
 
     def __init__(
         self,
@@ -77,55 +79,56 @@ class ConversationServer:
         self._wire = WIRES[half]
 
     async def converse(self, connection: FramedConnection[Any, Any]) -> None:
-        """Serve one client, from its Hello on. Raises `PenstockError` with the reason of its
+        """Serve one client, from its Hello on. Raise a `PenstockError` with the reason of the
         end."""
-        outlet = WireSink(connection)
+        sink = WireSink(connection)
         hello: Hello | None = None
         try:
-            # Ordered before the acceptor hears of the client: no stranger, silent client or client
-            # of another instance displaces the active one.
-            introduced, instance = await self._introduced(connection)
+            # Do this before the acceptor hears of the client. An unauthenticated or silent client,
+            # or a client of another instance, must not displace the active one.
+            opening_hello, instance = await self._read_opening(connection)
             address: ActorAddress[ConnectionMessage] = await self._acceptor.ask(
-                lambda reply: AcceptConnection(introduced, instance, outlet, reply)
+                lambda reply: AcceptConnection(opening_hello, instance, sink, reply)
             )
-            hello = introduced
-            await self._pump(connection, address, outlet)
+            hello = opening_hello
+            await self._pump(connection, address, sink)
         except PenstockError as error:
-            # If both sides have a reason, the cluster's own came first.
-            reason = outlet.error or error
-            await self._last_word(connection, reason)
+            # If both sides have a reason, the cluster's was first.
+            reason = sink.error or error
+            await self._send_reason(connection, reason)
             raise reason from None
         finally:
             if hello is not None:
                 nonce = hello.nonce
-                # Shielded: a cancelled conversation must still release its connection.
+                # Shield this: a cancelled conversation must still release its connection.
                 with (
                     anyio.CancelScope(shield=True),
                     contextlib.suppress(ResourceClosed, ConnectionBroken),
                 ):
                     await self._acceptor.send(ReleaseConnection(nonce))
 
-    async def _introduced(
+    async def _read_opening(
         self, connection: FramedConnection[Any, Any]
     ) -> tuple[Hello, CreateInstance | None]:
-        """Return the first frames. Raises `RemoteProtocolError` for others, or none in time."""
+        """Return the opening commands. Raise `RemoteProtocolError` if others arrive, or none in
+        time."""
         limit_ms, opening = self._settings.connect_timeout_ms, self._wire.opening
         came: list[Any] = []
         try:
             with anyio.fail_after(limit_ms / 1000):
                 for kind in opening:
                     command, _ = split_context(await connection.receive())
-                    # The acceptor is not told of a client that opens in another way.
+                    # The acceptor never hears of a client that opens differently.
                     if not isinstance(command, kind):
                         raise RemoteProtocolError(
-                            f"{type(command).__name__} came before {kind.__name__}"
+                            f"got {type(command).__name__} before {kind.__name__}"
                         )
                     came.append(command)
         except TimeoutError:
             wanted = " and ".join(kind.__name__ for kind in opening)
-            only = ", only Hello" if came else ""
+            only = " (got only Hello)" if came else ""
             raise RemoteProtocolError(
-                f"no {wanted} in {limit_ms} ms (connect_timeout_ms){only}"
+                f"no {wanted} within {limit_ms} ms (connect_timeout_ms){only}"
             ) from None
         hello, *rest = came
         return hello, rest[0] if rest else None
@@ -134,9 +137,9 @@ class ConversationServer:
         self,
         connection: FramedConnection[Any, Any],
         address: ActorAddress[ConnectionMessage],
-        outlet: WireSink,
+        sink: WireSink,
     ) -> None:
-        """Pass on commands until either side ends the conversation. Raises the reason."""
+        """Pass on commands until either side ends the conversation, then raise the reason."""
         failure: PenstockError | None = None
 
         async def read() -> None:
@@ -144,22 +147,22 @@ class ConversationServer:
             try:
                 while True:
                     first = await connection.receive()
-                    lot = (first, *connection.receive_nowait(LOT_MAX - 1))
-                    await address.send(ClientCommands(lot))
+                    batch = (first, *connection.receive_nowait(BATCH_COMMANDS_MAX - 1))
+                    await address.send(ClientCommands(batch))
             except PenstockError as error:
                 failure = error
                 group.cancel_scope.cancel()
 
         async with anyio.create_task_group() as group:
             group.start_soon(read)
-            await outlet.ended.wait()
+            await sink.ended.wait()
             group.cancel_scope.cancel()
-        raise outlet.error or failure or ResourceClosed("the connection was closed")
+        raise sink.error or failure or ResourceClosed("the connection was closed")
 
-    async def _last_word(
+    async def _send_reason(
         self, connection: FramedConnection[Any, Any], error: PenstockError
     ) -> None:
-        # Plain Broken: the peer is gone and cannot be told.
+        # With a plain ConnectionBroken the peer is gone, so it cannot be told.
         if isinstance(error, ConnectionBroken) and type(error) is ConnectionBroken:
             return
         with (
@@ -172,9 +175,11 @@ class ConversationServer:
 async def bind_listener(
     address: Place | str, settings: Settings, half: Half = "compute"
 ) -> TransportListener:
-    """Return a listener for one half on that address (port 0: a free one, see
-    `TransportListener.address`), which nobody serves yet. Raises `AddressInUse`, and `BadSettings`
-    for an address that needs TLS and tokens and has none."""
+    """Return a listener for one half on an address, which is not served yet.
+
+    With port 0 a free port is chosen; see `TransportListener.address`. Raise `AddressInUse`, and
+    `BadSettings` for an address that needs TLS and tokens but has none.
+    """
     wire = WIRES[half]
     place = Place.parse(address, wire.listen) if isinstance(address, str) else address
     return await TransportListener.bind(

@@ -1,11 +1,11 @@
-"""Peeks that a connection over a wire answers itself, without the workers. Pure.
+"""Peeks that a connection over a socket answers itself, without the workers. Pure.
 
-A peek of one key usually asks for rows that are there already: the index is sealed beyond the
-peek's time in every worker, and each has its partition in this process's memory. The way through
-adapter, order and workers would bring the same rows later: it takes 1.6 times as long
+A peek of one key usually asks for rows that are already available: every worker has sealed the
+index beyond the peek's time, and its partition is in this process's memory. Going through the
+adapter, the command order and the workers would return the same rows, but takes 1.6 times as long
 (`bench/peeks.py`, peek_key_replica_p50). So the end of the connection in the replica's process
-reads them, if the messages of that end show that the workers would answer the same. Otherwise the
-peek is sent. A controller in the same process reads the partitions itself
+reads the rows itself, if the messages it has seen show that the workers would answer the same.
+Otherwise it passes the peek on. A controller in the same process reads the partitions directly
 (`control/controller/reads/memory_reads.py`).
 """
 
@@ -32,28 +32,29 @@ from actors.runtime.errors import PenstockError
 from actors.runtime.progress import Frontier, ObjectId, is_empty
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
-"""Limit of one answer."""
+"""Maximum size of an answer in bytes."""
 
 
 class _Index(msgspec.Struct):
     """One index of the client."""
 
     allowed: Frontier
-    """Frontier of allowed compaction: the client reads nothing below it."""
+    """Frontier up to which compaction is allowed; the client does not read below it."""
     sealed: Frontier = 0
     """Upper in every worker, as reported to the client."""
 
 
 class PeekShortcut:
-    """State of the client's indexes, as seen by one end of a connection."""
+    """Tracks the client's indexes as one end of a connection sees them."""
 
     def __init__(self, partitions: ClusterPartitions, limits: ConnectionLimits) -> None:
         self._partitions = partitions
         self._limits = limits
         self._indexes: dict[ObjectId, _Index] = {}
+        """Indexes that the client has created and not dropped, by id."""
 
-    def heard(self, command: Command) -> None:
-        """Note a command of the client that is passed on; it keeps the rules."""
+    def note_command(self, command: Command) -> None:
+        """Record a command of the client that was passed on and follows the rules."""
         match command:
             case CreateDataflow(dataflow):
                 if isinstance(dataflow.export, IndexExport):
@@ -68,30 +69,30 @@ class PeekShortcut:
                     index.allowed = max(index.allowed, frontier)
 
     def note(self, frontiers: Frontiers) -> None:
-        """Note frontiers that all workers have reported to this connection."""
-        # Workers report what they rendered for this client: the id is its own index.
+        """Record frontiers that all workers have reported to this connection."""
+        # Workers report what they rendered for this client, so the id is the client's own index.
         index = self._indexes.get(frontiers.id)
         if index is not None and frontiers.write is not None:
             index.sealed = frontiers.write
 
     def answer(self, peek: Peek) -> PeekRows | None:
-        """Return the answer if the rows are there already; None: send the peek to the workers."""
+        """Return the answer if the rows are available here; None: send the peek to the workers."""
         target = peek.target
         if not isinstance(target, IndexTarget):
             return None
         index = self._indexes.get(target.id)
-        # The client's own index, not compacted beyond the time, and sealed beyond it in all
-        # workers.
+        # It must be the client's own index, not compacted beyond the peek's time, and sealed beyond
+        # it in all workers.
         if index is None or not index.allowed <= peek.time < index.sealed:
             return None
         arrangements = self._partitions.readable(target.id)
-        # A partition has an error, is closed, or begins later.
+        # A partition is in error, closed, or starts at a later time.
         if arrangements is None:
             return None
         try:
-            # Small, since no worker's window bounds these answers.
+            # Keep it small, because no worker's window bounds these answers.
             limit = min(ANSWER_BYTES_MAX, self._limits.inline_bytes(len(arrangements)))
             views = [each.view(peek.time + 1) for each in arrangements]
             return one_key_answer(arrangements[0], views, peek, limit)
         except PenstockError:
-            return None  # the workers find the same error, and report it
+            return None  # the workers will find and report the same error

@@ -1,1 +1,2 @@
-"""The compute half of a worker: its state machine (pure), and the actors' parts that run it."""
+"""The compute half of a worker: its state machine (pure), and the code that runs it in the
+actor."""

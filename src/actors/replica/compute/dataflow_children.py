@@ -1,9 +1,9 @@
 """Starts and stops the dataflow actors, which are children of worker 0.
 
-Two renderings of one object never run at once, since jobs and shards are named after the object:
-a successor is spawned when its predecessor has stopped. A crashed actor is respawned after a
-delay and sent its past commands. A drop stops the actor first; then every worker stops its tasks
-and removes its partition.
+Two renderings of one object never run at the same time, because jobs and shards are named after the
+object. A successor is therefore spawned only after its predecessor has stopped. A crashed actor is
+respawned after a delay and gets its past commands again. A drop first stops the actor; then every
+worker stops its tasks and removes its partition.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actors.replica.compute.rendering import (
     DataflowRemoved,
     DataflowRendering,
     DataflowStopped,
-    SpawnAgain,
+    RespawnDue,
     WorkerContext,
 )
 from actors.runtime.errors import ConnectionBroken, ResourceClosed
@@ -35,9 +35,9 @@ ForDataflow: TypeAlias = DataflowScheduled | CompactionAllowed | WritesAllowed
 
 
 class DataflowChildren:
-    """Spawns and stops dataflows on worker 0; tears down each worker's tasks and partition.
+    """Spawns and stops dataflows on worker 0, and tears down each worker's tasks and partition.
 
-    `commands_for` returns the past commands for a dataflow that starts late.
+    `commands_for` returns the past commands of a dataflow that starts late.
     """
 
     def __init__(
@@ -50,8 +50,9 @@ class DataflowChildren:
         self._tasks = tasks
         self._commands_for = commands_for
         self._by_id: dict[ObjectId, dict[int, DataflowRendering]] = {}
+        """Renderings of each object that have not been torn down, by number."""
         self._stopped_early: set[int] = set()
-        """Dataflows that worker 0 has stopped before this worker applied the drop."""
+        """Dataflows that worker 0 stopped before this worker applied the drop, by number."""
 
     def render(self, rendering: DataflowRendering) -> None:
         """Start the actor, unless a predecessor must stop first."""
@@ -66,7 +67,7 @@ class DataflowChildren:
         )
 
     def _same_object(self, rendering: DataflowRendering) -> list[DataflowRendering]:
-        """Return all present renderings of one object, oldest first."""
+        """Return all current renderings of the same object, oldest first."""
         return list(self._by_id.get(rendering.id, {}).values())
 
     def gone(self, rendering: DataflowRendering) -> None:
@@ -92,13 +93,14 @@ class DataflowChildren:
         context.ctx.watch(address, DataflowEnded(rendering.number, rendering.dataflow_serial))
 
     async def tell(self, rendering: DataflowRendering, message: ForDataflow) -> None:
-        """Send a command to the dataflow. One that is not running gets it when it starts."""
+        """Send a command to the dataflow. If it is not running, it gets the command when it
+        starts."""
         if self._context.index == 0 and rendering.dataflow is not None:
             with suppress(ResourceClosed, ConnectionBroken):
                 await rendering.dataflow.send(message)
 
     def respawn(self, rendering: DataflowRendering) -> None:
-        """Remove a crashed actor's files, and respawn it after a delay."""
+        """Remove the files of a crashed actor, and respawn it after a delay."""
         context, serial = self._context, rendering.dataflow_serial
         directory = context.scratch / f"d{rendering.number}" / str(serial)
         context.ctx.effect(
@@ -106,10 +108,10 @@ class DataflowChildren:
             done=lambda _: None,
         )
         delay = context.settings.retry_delay_ms(serial + 1)
-        context.ctx.after(delay, SpawnAgain(rendering.number, serial))
+        context.ctx.after(delay, RespawnDue(rendering.number, serial))
 
     async def turn(self, message: ChildrenTurn) -> None:
-        """Handle the end or the restart of a dataflow."""
+        """Handle the end of a dataflow's actor, or the end of the delay before its respawn."""
         rendering = self._context.renderings.get(message.number)
         match message:
             case DataflowStopped():
@@ -124,7 +126,7 @@ class DataflowChildren:
                     and not rendering.tearing_down
                 ):
                     await self._ended(rendering)
-            case SpawnAgain(serial=serial):
+            case RespawnDue(serial=serial):
                 if (
                     rendering is not None
                     and rendering.dataflow_serial == serial
@@ -138,13 +140,13 @@ class DataflowChildren:
             await self.tell(rendering, command)
 
     async def _ended(self, rendering: DataflowRendering) -> None:
-        """Handle the end of the actor, by a drop or a crash."""
+        """Handle the end of the actor, after a drop or a crash."""
         rendering.dataflow = None
         if not rendering.dropping:
-            text = f"the dataflow's actor failed (start {rendering.dataflow_serial}); see the log"
+            text = f"the dataflow's actor crashed (start {rendering.dataflow_serial}); see the log"
             await self._context.feed(DataflowCrashed(rendering.number, text))
             return
-        # Only now: the actor used the tasks and partitions of all workers.
+        # Tell the other workers only now: the actor used the tasks and partitions of all workers.
         for worker in self._context.workers[1:]:
             with suppress(ResourceClosed, ConnectionBroken):
                 await worker.send(DataflowStopped(rendering.number))
@@ -155,7 +157,7 @@ class DataflowChildren:
                 await self._start_late(successor)
 
     def drop(self, rendering: DataflowRendering) -> None:
-        """Stop the dataflow; tear it down when it has stopped."""
+        """Stop the dataflow's actor, and tear the rendering down once it has stopped."""
         rendering.dropping = True
         context, dataflow = self._context, rendering.dataflow
         if context.index != 0:
@@ -163,16 +165,18 @@ class DataflowChildren:
                 self._stopped_early.discard(rendering.number)
                 self._tear_down(rendering)
         elif dataflow is None:
-            # Never started, or crashed and not yet respawned: go on as if it had just stopped.
+            # It never started, or crashed and has not been respawned yet. Continue as if it had
+            # just stopped.
             context.ctx.self.reply(DataflowEnded(rendering.number, rendering.dataflow_serial))
         else:
-            # Beside the actor: the stop waits, and the worker must handle messages meanwhile.
+            # Run this outside the actor: the stop may take a while, and the worker must keep
+            # handling messages.
             context.ctx.effect(lambda: context.ctx.stop_child(dataflow), done=lambda _: None)
 
     def _tear_down(self, rendering: DataflowRendering) -> None:
         """Stop the tasks and remove the partition, which nothing uses any more."""
         rendering.tearing_down = True
-        # Makes results of earlier starts stale.
+        # This makes the results of earlier starts stale.
         rendering.tasks_serial += 1
         tasks, rendering.tasks = rendering.tasks, []
         index, context = rendering.index, self._context

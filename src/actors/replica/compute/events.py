@@ -1,6 +1,6 @@
-"""Events that a worker's state machine handles, and effects that it returns.
+"""Events of a worker's compute state machine, and the effects it returns.
 
-A render number names one rendering of a dataflow, and is the same on all workers.
+A render number identifies one rendering of a dataflow and is the same on all workers.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ PeekResult: TypeAlias = PeekRows | PeekStashed | PeekError
 # -- events ----------------------------------------------------------------------------------------
 
 
-# Events and effects stay within the worker's actor: no tags, and no field for other releases.
+# Events and effects never leave the worker's actor, so they need no tags and no fields for
+# compatibility with other releases.
 class ComputeClientLost(msgspec.Struct, frozen=True, gc=False):
-    """The client with that nonce disconnected."""
+    """The client with this nonce disconnected."""
 
     nonce: Nonce
 
 
 class DataflowProgressed(msgspec.Struct, frozen=True, gc=False):
-    """A dataflow's frontiers moved."""
+    """The frontiers of a dataflow advanced."""
 
     number: int
     progress: DataflowProgress
@@ -63,9 +64,10 @@ class StatusSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class IndexSealed(msgspec.Struct, frozen=True, gc=False):
-    """This worker's partition of an index is complete below `upper` and readable from `since`.
+    """This worker's partition of an index is complete below `upper` and readable from `since` on.
 
-    While a fresh incarnation installs its snapshot `upper` is 0; afterwards `since` is its as_of.
+    `upper` is 0 while a new incarnation installs its snapshot. After that, `since` is the as_of of
+    the snapshot.
     """
 
     number: int
@@ -74,21 +76,21 @@ class IndexSealed(msgspec.Struct, frozen=True, gc=False):
 
 
 class SubscribeBatchReady(msgspec.Struct, frozen=True, gc=False):
-    """A dataflow emitted a batch of a subscribe."""
+    """A dataflow emitted a batch for its subscribe."""
 
     number: int
     emit: EmitBatch
 
 
 class CopyEnded(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: a copy was finished, or failed."""
+    """Worker 0: a copy finished or failed."""
 
     number: int
     result: CopyDone | CopyFailed
 
 
 class PeekDone(msgspec.Struct, frozen=True, gc=False):
-    """A started peek has its result; None if its arrangement was replaced."""
+    """A started peek has a result, or None if its arrangement was replaced meanwhile."""
 
     ticket: int
     result: PeekResult | None
@@ -131,13 +133,13 @@ class OfferCommand(msgspec.Struct, frozen=True, gc=False):
 
 
 class SwitchComputeClient(msgspec.Struct, frozen=True, gc=False):
-    """Send responses to this nonce (None: nowhere), and drop those that still wait."""
+    """Send responses to the client with this nonce (None: to nobody), and discard waiting ones."""
 
     nonce: Nonce | None
 
 
 class SendComputeResponse(msgspec.Struct, frozen=True, gc=False):
-    """Send a response to the client; then acknowledge `receipt` to dataflow `number`."""
+    """Send a response to the client, then acknowledge `receipt` to dataflow `number`."""
 
     response: Response
     number: int = 0
@@ -145,14 +147,14 @@ class SendComputeResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class AcknowledgeBatch(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledge a batch to its dataflow at once."""
+    """Acknowledge a batch to its dataflow without sending it to a client."""
 
     number: int
     emitted: BatchEmitted
 
 
 class RenderDataflow(msgspec.Struct, frozen=True, gc=False):
-    """Create a dataflow, suspended."""
+    """Create a dataflow, initially suspended."""
 
     number: int
     description: DataflowDescription
@@ -172,20 +174,20 @@ class SendToDataflow(msgspec.Struct, frozen=True, gc=False):
 
 
 class CompactIndex(msgspec.Struct, frozen=True, gc=False):
-    """Allow compaction of the index's partition up to `since`."""
+    """Allow this worker's partition of the index to be compacted up to `since`."""
 
     number: int
     since: Time
 
 
 class StopDataflow(msgspec.Struct, frozen=True, gc=False):
-    """Stop a dataflow and its tasks, remove its state; answered by `DropCompleted`."""
+    """Stop a dataflow and its tasks, and remove its state. Answered by `DropCompleted`."""
 
     number: int
 
 
 class LogReconciliation(msgspec.Struct, frozen=True, gc=False):
-    """Log and count the result of a reconciliation with a new client."""
+    """Log and count the result of reconciling with a new client."""
 
     nonce: Nonce
     reused: int
@@ -195,14 +197,16 @@ class LogReconciliation(msgspec.Struct, frozen=True, gc=False):
 
 
 class StartPeek(msgspec.Struct, frozen=True, gc=False):
-    """Run a peek; answered by `PeekDone`. `number` is the index's, 0 for a shard."""
+    """Run a peek. Answered by `PeekDone`. `number` is the index's render number, or 0 for a
+    shard."""
 
     ticket: int
     number: int
     peek: Peek
     bytes_max: int
     inline_max: int | None = None
-    """Size above which this worker's part of the answer is stashed; None: the settings' value."""
+    """Size in bytes above which this worker's part of the answer is stashed. None: the setting's
+    value."""
 
 
 class StopPeek(msgspec.Struct, frozen=True, gc=False):

@@ -1,19 +1,21 @@
-"""The command history: the shortest list of commands that builds the same instance.
+"""The compute half's command history: the shortest list of commands that builds the same instance.
 
-`reduce` writes: Hello, CreateInstance, one merged UpdateConfiguration, CreateDataflows, Schedules,
-live Peeks, left-over AllowCompactions, InitializationComplete, AllowWrites. Rules:
+`reduce` writes the commands in this order: Hello, CreateInstance, one merged UpdateConfiguration,
+CreateDataflows, Schedules, unanswered Peeks, remaining AllowCompactions, InitializationComplete,
+AllowWrites. Rules:
 
-- only the last AllowCompaction of an id counts; it becomes the dataflow's `as_of` and
-  vanishes; an empty one removes the dataflow with all commands about it;
-- an `as_of` never goes back;
-- commands about an id before its CreateDataflow are not about that dataflow; a repeated
-  CreateDataflow or Peek is ignored;
-- a Schedule survives with its dataflow; a CancelPeek deletes its Peek and never survives;
-- compactions of ids without a dataflow here come after the Peeks, so that they cannot overtake
+- Only the last AllowCompaction of an id counts. It becomes the dataflow's `as_of` and is not kept
+  itself. An empty one removes the dataflow and all commands about it.
+- An `as_of` never goes back.
+- A command about an id does not apply to a later CreateDataflow of that id. A repeated
+  CreateDataflow or Peek is ignored.
+- A Schedule is kept as long as its dataflow. A CancelPeek deletes its Peek and is never kept.
+- Compactions of ids without a dataflow here come after the Peeks, so that they cannot overtake
   them.
 
-Invariants: reducing twice equals reducing once; the reduced commands build the same state as all of
-them. Only the last Hello's nonce is kept, and no rule of the protocol is checked.
+Invariants: reducing twice equals reducing once, and the reduced commands build the same state as
+the full list. Only the last Hello's nonce is kept. The history does not check the rules of the
+protocol.
 """
 
 from __future__ import annotations
@@ -41,19 +43,20 @@ from actors.model.protocol.compute import (
 )
 from actors.runtime.progress import Frontier, ObjectId, Time, is_empty
 
-LATELY: Final = 32
-"""Number of last commands searched for a cancelled peek before the next reduction."""
+RECENT_COMMANDS: Final = 32
+"""Number of most recent commands that are searched for a cancelled peek between reductions."""
 
 
 class ComputeHistory(CommandHistory[Command]):
-    """Commands of one instance, kept short."""
+    """The commands of one instance, reduced."""
 
     def __init__(self, commands: Iterable[Command] = ()) -> None:
         self._peeks: set[str] = set()
+        """Uuids of the peeks in the history."""
         super().__init__(commands)
 
     def push(self, command: Command) -> None:
-        """See `CommandHistory`."""
+        """Add a command. Repeated and cancelled peeks are left out."""
         if isinstance(command, ScheduleDataflow):
             command = ScheduleDataflow(command.id)  # without a trace: no caller waits for a replay
         if isinstance(command, Peek):
@@ -64,14 +67,15 @@ class ComputeHistory(CommandHistory[Command]):
             if command.uuid not in self._peeks:
                 return
             self._peeks.remove(command.uuid)
-            if self._forgets(command.uuid):
+            if self._remove_recent(command.uuid):
                 return
         super().push(command)
 
-    def _forgets(self, uuid: str) -> bool:
-        """Remove a peek if it was pushed lately, as most cancelled ones were."""
+    def _remove_recent(self, uuid: str) -> bool:
+        """Remove a peek if it was pushed recently, as most cancelled peeks were; return whether it
+        was."""
         commands = self._commands
-        for place in range(len(commands) - 1, max(-1, len(commands) - 1 - LATELY), -1):
+        for place in range(len(commands) - 1, max(-1, len(commands) - 1 - RECENT_COMMANDS), -1):
             command = commands[place]
             if isinstance(command, Peek) and command.uuid == uuid:
                 del commands[place]
@@ -82,10 +86,11 @@ class ComputeHistory(CommandHistory[Command]):
         return reduced(commands)
 
 
-class _Collected:
-    """State of one pass over the commands, by kind."""
+class _CommandsByKind:
+    """The commands of one pass, grouped by kind."""
 
     def __init__(self) -> None:
+        # Each field has the commands that are still needed; a later command may replace one.
         self.hello: Hello | None = None
         self.instance: CreateInstance | None = None
         self.configuration: UpdateConfiguration | None = None
@@ -122,12 +127,13 @@ class _Collected:
                 self.writes = command
 
     def _allow(self, command: AllowCompaction) -> None:
-        """Advance the dataflow's `as_of` to the frontier; the empty one ends the dataflow."""
+        """Advance the dataflow's `as_of` to the frontier. An empty frontier removes the
+        dataflow."""
         created = self.dataflows.get(command.id)
         if created is None:
             self.allowed[command.id] = max(self.allowed.get(command.id, 0), command.frontier)
         elif is_empty(command.frontier):
-            # Forgotten at once, so that the id may be used again later in the history.
+            # Forget it now, because a later command may reuse the id.
             del self.dataflows[command.id]
             self.scheduled.pop(command.id, None)
         elif command.frontier > created.dataflow.as_of:
@@ -137,7 +143,7 @@ class _Collected:
 
 
 def advance_as_of(dataflow: DataflowDescription, as_of: Time) -> DataflowDescription:
-    """Return the dataflow from a later time on."""
+    """Return the dataflow with a later `as_of`."""
     export = dataflow.export
     if isinstance(export, SubscribeExport):
         # The reader has received everything up to the new as_of, the snapshot included.
@@ -146,9 +152,9 @@ def advance_as_of(dataflow: DataflowDescription, as_of: Time) -> DataflowDescrip
 
 
 def reduced(commands: Iterable[Command]) -> list[Command]:
-    """Return the shortest equivalent of a list of commands, in the order of the module's
+    """Return the shortest equivalent list of commands, in the order given in the module's
     docstring."""
-    kept = _Collected()
+    kept = _CommandsByKind()
     for command in commands:
         kept.add(command)
     out: list[Command] = []

@@ -1,4 +1,4 @@
-"""Runs a worker's index partitions: installs one after another, maintenance beside them."""
+"""Runs a worker's index partitions: performs insertions in order, with maintenance alongside."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from actors.replica.compute.index import IndexInsertion, IndexPartition
 from actors.replica.compute.rendering import (
     DataflowRendering,
     IndexTurn,
-    InsertAgain,
     InstallFinished,
     MaintenanceFinished,
+    RetryInsertion,
     WorkerContext,
 )
 from actors.runtime.kernel import ActorAddress
@@ -24,7 +24,7 @@ log = logging.getLogger("penstock.worker")
 
 
 class IndexInstaller:
-    """Runs `IndexPartition`'s blocking work as effects of the worker."""
+    """Runs the blocking work of `IndexPartition` as effects of the worker."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -32,10 +32,10 @@ class IndexInstaller:
     async def queue(
         self, rendering: DataflowRendering, install: InstallUpdates, dataflow: ActorAddress[Any]
     ) -> None:
-        """Queue an install. While a snapshot replaces the contents no time is readable."""
+        """Queue an insertion. No time is readable while a snapshot replaces the contents."""
         assert rendering.index is not None
         if install.snapshot:
-            # Peeks wait from now on, until the snapshot is installed.
+            # From now on peeks wait until the snapshot has been installed.
             await self._context.feed(IndexSealed(rendering.number, 0))
         rendering.index.queue(IndexInsertion(install, dataflow))
         self._next(rendering, rendering.index)
@@ -52,7 +52,7 @@ class IndexInstaller:
         )
 
     async def turn(self, message: IndexTurn) -> None:
-        """Handle the result of an install or of maintenance."""
+        """Handle the result of an insertion or of maintenance."""
         rendering = self._context.renderings.get(message.number)
         if rendering is None or rendering.index is None:
             return
@@ -72,13 +72,15 @@ class IndexInstaller:
             case InstallFinished(result=error, insertion=insertion):
                 assert isinstance(error, Exception)
                 await self._failed(rendering, index, insertion, error)
-            case InsertAgain():
+            case RetryInsertion():
                 index.again(message.insertion)
             case MaintenanceFinished():
                 rendering.maintaining = False
                 if message.error is not None:
                     index.wants_maintenance = True
-                    log.warning("%s: maintenance: %s", self._context.ctx.path, message.error)
+                    log.warning(
+                        "%s: index maintenance failed: %s", self._context.ctx.path, message.error
+                    )
         self._next(rendering, index)
 
     async def _failed(
@@ -92,18 +94,18 @@ class IndexInstaller:
         if retry is None or rendering.dropping:
             return
         context = self._context
-        log.warning("%s: cannot install: %s", context.ctx.path, error, exc_info=error)
-        text = f"worker {context.index} cannot install: {type(error).__name__}: {error}"
+        log.warning("%s: cannot install updates: %s", context.ctx.path, error, exc_info=error)
+        text = f"worker {context.index} cannot install updates: {type(error).__name__}: {error}"
         await context.feed(
             StatusSeen(rendering.number, StatusResponse(rendering.id, "stalled", text))
         )
-        # Retry is safe: a failed install changed nothing. The index's frontier does not move
-        # meanwhile.
+        # Retrying is safe: a failed insertion changed nothing, and the index's frontier does not
+        # move meanwhile.
         delay = context.settings.retry_delay_ms(retry.attempt + 1)
-        context.ctx.after(delay, InsertAgain(rendering.number, retry))
+        context.ctx.after(delay, RetryInsertion(rendering.number, retry))
 
     def maintain(self) -> None:
-        """Merge the runs inserted since the last turn, off the loop."""
+        """Merge the runs inserted since the last call, off the event loop."""
         for rendering in self._context.renderings.values():
             index = rendering.index
             if (

@@ -1,7 +1,7 @@
-"""A worker's listen and fetch tasks: one incarnation of a dataflow at a time.
+"""A worker's listen and fetch tasks, for one incarnation of each dataflow at a time.
 
-Every worker has a fetch task for each input; the listen task of an input runs on the worker
-chosen by (dataflow, input). Tasks of an earlier incarnation stop before those of the next start.
+Every worker has a fetch task for each input. The listen task of an input runs on the worker chosen
+by (dataflow, input). Tasks of an earlier incarnation stop before those of the next one start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actors.runtime.kernel import STOP, ActorAddress
 
 
 class InputTasks:
-    """Starts, watches and stops the tasks, as children of the worker."""
+    """Starts, watches and stops the tasks, which are children of the worker."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -33,25 +33,25 @@ class InputTasks:
     def start(
         self, rendering: DataflowRendering, start: StartInputs, dataflow: ActorAddress[Any]
     ) -> None:
-        """Stop the earlier tasks beside the actor, then start those of this incarnation."""
+        """Stop the earlier tasks outside the actor, then start those of this incarnation."""
         rendering.tasks_serial += 1
         tasks, rendering.tasks = rendering.tasks, []
         stopped = TasksStopped(rendering.number, rendering.tasks_serial, start, dataflow)
         self._context.ctx.effect(lambda: self.stop(tasks), done=lambda _: stopped)
 
     def finish(self, rendering: DataflowRendering) -> None:
-        """Stop the tasks beside the actor: the dataflow has ended."""
+        """Stop the tasks outside the actor, because the dataflow has ended."""
         rendering.tasks_serial += 1
         tasks, rendering.tasks = rendering.tasks, []
         self._context.ctx.effect(lambda: self.stop(tasks), done=lambda _: None)
 
     async def stop(self, tasks: list[ActorAddress[Any]]) -> None:
-        """Stop tasks and wait; not to be called while handling a message."""
+        """Stop tasks and wait for them. Must not be called while a message is being handled."""
         for task in tasks:
             await self._context.ctx.stop_child(task)
 
     def turn(self, message: TasksTurn) -> None:
-        """Start tasks when the earlier ones have stopped, or report one that ended."""
+        """Start tasks after the earlier ones have stopped, or report a task that has ended."""
         rendering = self._context.renderings.get(message.number)
         if rendering is None or rendering.dropping or rendering.tasks_serial != message.serial:
             return
@@ -59,8 +59,8 @@ class InputTasks:
             for index, described in enumerate(rendering.description.imports):
                 self._spawn(rendering, message, index, described)
         elif rendering.dataflow is not None:
-            # A task never ends by itself: this one has crashed, and its input freezes.
-            error = ActorDead(f"{message.path} failed; see the log")
+            # A task never ends by itself: this one has crashed, so its input stops advancing.
+            error = ActorDead(f"{message.path} crashed; see the log")
             rendering.dataflow.reply(
                 ListenFailed(rendering.id, message.incarnation, message.input_index, error)
             )

@@ -1,12 +1,12 @@
 """The relations that a worker keeps about itself, as rows. Pure.
 
-A worker answers a peek of a relation (`LogTarget`) with its own rows of that moment; the client
-gets the rows of all workers of all replicas together. State that only worker 0 has (dataflow actors
-and their statuses) is in worker 0's rows only. Keys, filter, columns, order and limit apply as in
+A worker answers a peek of a relation (`LogTarget`) with its own current rows. The client gets the
+combined rows of all workers of all replicas. State that only worker 0 has (dataflow actors and
+their statuses) appears only in worker 0's rows. Keys, filter, columns, order and limit apply as in
 any other read (`compute.peeks`).
 
-Rows are bounded: one for each dataflow, arrangement or pending peek, which have limits of their
-own, and the last `log_rows_max` steps.
+The number of rows is bounded: one for each dataflow, arrangement or pending peek, which have their
+own limits, and the last `log_rows_max` steps.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ Row: TypeAlias = tuple[Any, ...]
 _STEPS: Final = worker_relation(f"{PREFIX}steps")
 _HYDRATING: Final = ("suspended", "hydrating")
 PARTS_IN_FLIGHT: Final = f"{PREFIX}parts_in_flight"
-"""Name of the relation that dataflows are asked for."""
+"""Name of the relation whose rows come from asking the dataflows."""
 
 
 # -- rows as contents ------------------------------------------------------------------------------
 
 
 def table_of(relation: SystemRelation, rows: Iterable[Row]) -> pa.Table:
-    """Return rows as a table with `DIFF`."""
+    """Return rows as a table with a `DIFF` column."""
     gathered = list(rows)
     fields = [*relation.schema.arrow(), pa.field(DIFF, pa.int64())]
     columns = list(zip(*gathered, strict=True)) or [()] * len(relation.columns)
@@ -71,24 +71,24 @@ def table_of(relation: SystemRelation, rows: Iterable[Row]) -> pa.Table:
 
 
 class LogTableContents:
-    """Contents of a table, for a peek."""
+    """Rows of a relation, as the contents that a peek reads."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
     def errors(self) -> pa.Table:
-        """Return no errors."""
+        """Return an empty table: relations contain no errors."""
         return pa.table({ERROR: pa.array([], pa.string()), DIFF: pa.array([], pa.int64())})
 
     def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows; the table is too small for lookups by hash."""
+        """Yield all rows. The table is too small for lookups by hash to pay off."""
         yield from self._table.to_batches()
 
 
 def answer(
     relation: SystemRelation, rows: Iterable[Row], peek: Peek, piece_bytes: int
 ) -> Iterator[ResultPiece]:
-    """Yield the rows that the peek selects. Raise `InvalidUsage`."""
+    """Yield the rows that the peek selects. Raise `InvalidUsage` if it does not fit."""
     spec = PeekSpec(relation.schema, peek)
     return spec.answer(LogTableContents(table_of(relation, rows)), None, piece_bytes)
 
@@ -103,16 +103,16 @@ class StepLog:
         self._rows: deque[tuple[int, DataflowDescription, StatusResponse]] = deque(maxlen=rows_max)
 
     def note(self, rendered: RenderedDataflow, seen: StatusResponse, now_ms: int) -> None:
-        """Add a step if the status reports one more than the last status did.
+        """Add a step if the status reports more steps than the previous status.
 
-        Call this before `rendered` takes over the status.
+        Call this before `rendered` takes over the new status.
         """
         known = 0 if rendered.status is None else rendered.status.steps
         if seen.steps and seen.steps != known:
             self._rows.append((now_ms, rendered.description, seen))
 
     def rows(self, worker: int) -> Iterator[Row]:
-        """Yield the steps, oldest first."""
+        """Yield the logged steps, oldest first."""
         for at_ms, description, seen in self._rows:
             yield _STEPS.row(
                 seen,
@@ -127,11 +127,13 @@ class StepLog:
 
 
 class ReconciliationLog:
-    """Counts of the decisions of reconciliations."""
+    """Counts of the outcomes of reconciliations."""
 
     def __init__(self) -> None:
         self.total: Counter[str] = Counter()
+        """Count of each outcome and flag since the worker started."""
         self._last: Counter[str] = Counter()
+        """Counts of the last reconciliation."""
 
     def note(self, done: LogReconciliation) -> None:
         """Add a reconciliation."""
@@ -145,11 +147,11 @@ class ReconciliationLog:
         self.total.update(self._last)
 
     def flags(self) -> tuple[tuple[str, int], ...]:
-        """Return the reasons for which dataflows were replaced, with counts."""
+        """Return why dataflows were replaced: each flag with its count."""
         return tuple(sorted((f, n) for f, n in self.total.items() if f not in _OUTCOMES))
 
     def rows(self, worker: int) -> Iterator[Row]:
-        """Yield the outcomes, then the flags."""
+        """Yield a row for each outcome, then one for each flag."""
         for outcome in _OUTCOMES:
             yield worker, outcome, self._last[outcome], self.total[outcome]
         for flag, total in self.flags():
@@ -169,7 +171,7 @@ _STATES_MEASURED: Final = ("running", "suspended", "hydrating", "stalled", "froz
 class WorkerLogs:
     """The relations of one worker.
 
-    `shared` returns the arrangements that views share; `replica` is the name in the rows.
+    `shared` returns the arrangements that views share. `replica` is the name used in the rows.
     """
 
     def __init__(
@@ -184,16 +186,16 @@ class WorkerLogs:
         self._state = state
         self._renderings = renderings
         self._shared = shared
-        self.beside: Callable[[str], Iterable[Row]] = lambda name: ()
-        """Returns rows of the storage half, for `dataflows`, `frontiers` and `arrangements`."""
+        self.storage_rows: Callable[[str], Iterable[Row]] = lambda name: ()
+        """Returns the storage half's rows of `dataflows`, `frontiers` and `arrangements`."""
         self.steps = StepLog(rows_max)
         self.reconciliation = ReconciliationLog()
 
     def rows(self, name: str, inputs: Sequence[InputStatistics] = ()) -> Iterator[Row]:
-        """Return the rows of a relation; `inputs` are the dataflows' answers for
-        `parts_in_flight`.
+        """Return the rows of a relation.
 
-        Raise `UnknownObject` if the workers do not keep the relation.
+        `inputs` are the dataflows' answers, for `parts_in_flight`. Raise `UnknownObject` if the
+        workers do not keep the relation.
         """
         return ((self._replica, *row) for row in self._rows(worker_relation(name), inputs))
 
@@ -202,11 +204,11 @@ class WorkerLogs:
         worker = self._state.index
         match relation.name.removeprefix(PREFIX):
             case "dataflows":
-                return chain(self._dataflows(worker), self.beside("dataflows"))
+                return chain(self._dataflows(worker), self.storage_rows("dataflows"))
             case "frontiers":
-                return chain(self._frontiers(worker), self.beside("frontiers"))
+                return chain(self._frontiers(worker), self.storage_rows("frontiers"))
             case "arrangements":
-                return chain(self._arrangements(worker), self.beside("arrangements"))
+                return chain(self._arrangements(worker), self.storage_rows("arrangements"))
             case "worker_peeks":
                 return self._peeks(worker)
             case "steps":
@@ -223,8 +225,8 @@ class WorkerLogs:
             return
         for rendered in self._state.rendered.values():
             status = rendered.status
-            # The text of an error may quote rows: `penstock.errors` shows it to those who may read
-            # them.
+            # An error text may quote rows. `penstock.errors` shows it, to those who may read the
+            # rows.
             quiet = status is None or status.state in ERROR_STATES
             yield _dataflow_row(
                 rendered.description,
@@ -267,7 +269,7 @@ class WorkerLogs:
             sizes = held.rows, held.runs, held.bytes_memory, held.bytes_mapped
             columns = ", ".join(rendering.description.export.schema.names)
             yield (worker, "index", held.id, key, columns, "", *sizes, users)
-        # Dataflows, which share arrangements, run on worker 0.
+        # Dataflows run on worker 0, so only its rows include the arrangements they share.
         if worker != 0:
             return
         for shared in self._shared():
@@ -335,7 +337,7 @@ def _state_of(rendered: RenderedDataflow) -> str:
 
 
 def kind_of(description: DataflowDescription) -> str:
-    """Return the kind of a dataflow's export."""
+    """Return the kind of a dataflow's export, as shown in `penstock.dataflows`."""
     match description.export:
         case ViewExport():
             return "view"

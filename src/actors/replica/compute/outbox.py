@@ -1,8 +1,8 @@
-"""Responses of a worker's compute half that its adapter has not acknowledged.
+"""Responses of a worker's compute half that its adapter has not acknowledged yet.
 
-The queue is bounded: frontiers and statuses of one object merge into one entry, a peek has one
-response, and a subscribe has one batch outstanding. So it holds at most two entries for each object
-and one for each pending peek.
+The queue is bounded. Frontiers and statuses of one object merge into one entry each, a peek has one
+response, and a subscribe has one batch outstanding. So there are at most two entries for each
+object and one for each pending peek.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ T = TypeVar("T")
 
 
 class ResponseOutbox(CoalescingOutbox[Response, T]):
-    """Queue of responses for the adapter; `T` is the type of a receipt."""
+    """Queue of responses for the adapter. `T` is the type of a receipt."""
 
     def key(self, message: Response) -> tuple[str, str] | None:
-        """See `CoalescingOutbox`."""
+        """Return the key under which a newer response replaces a waiting one; None: it never
+        does."""
         match message:
             case Frontiers():
                 return ("frontiers", message.id)
@@ -41,16 +42,16 @@ class ResponseOutbox(CoalescingOutbox[Response, T]):
             case PeekResponse():
                 return ("peek", message.uuid)
             case SubscribeResponse() | CopyToResponse():
-                # A dataflow has one outstanding: its receipt asks for the next.
+                # A dataflow has one batch outstanding: the receipt asks for the next.
                 return None
             case ConnectionRefused():
                 return ("refused", "")
 
     def merged(self, old: Response, new: Response) -> Response:
-        """See `CoalescingOutbox`."""
+        """Return the response that replaces two waiting ones of the same key."""
         if not (isinstance(old, Frontiers) and isinstance(new, Frontiers)):
             return new
-        # Frontiers never go back, so each of the newer report wins.
+        # Frontiers never go back, so those of the newer report win where it has them.
         return msgspec.structs.replace(
             new,
             write=old.write if new.write is None else new.write,
@@ -59,12 +60,12 @@ class ResponseOutbox(CoalescingOutbox[Response, T]):
         )
 
     def size(self, message: Response) -> int:
-        """See `CoalescingOutbox`."""
+        """Return about how many bytes of memory a response holds."""
         return response_bytes(message)
 
 
 def response_bytes(response: object) -> int:
-    """Return about how much memory a response of either half holds."""
+    """Return about how many bytes of memory a response of either half holds."""
     match response:
         case PeekResponse(result=PeekRows(arrow=arrow)):
             return len(arrow)

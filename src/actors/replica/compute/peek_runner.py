@@ -1,11 +1,12 @@
-"""Runs a worker's peeks, beside the event loop.
+"""Runs a worker's peeks, off the event loop.
 
-The parts of a shard are read one after another, but for those whose statistics exclude rows that
-pass the filter. Only updates that the peek selects are kept: in memory, and beyond `HELD_BYTES_MAX`
-in a temporary arrangement on disk, whose rows are then streamed like those of an index.
+The parts of a shard are read one after another, except those whose statistics rule out any row that
+passes the filter. Only updates that the peek selects are kept: in memory up to `HELD_BYTES_MAX`,
+and beyond that in a temporary arrangement on disk, whose rows are then streamed like those of an
+index.
 
-Stopping a peek does not stop the piece that a thread is making. Its stashed blobs are removed at
-the next collection.
+Stopping a peek does not stop a piece that a thread is already computing. Its stashed blobs are
+removed by the next collection.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ from actors.runtime.telemetry import BYTES, TRACEPARENT, WORKER_PEEK
 log = logging.getLogger("penstock.worker")
 
 INSPECT_TIMEOUT_MS: Final = 1_000
-"""Time within which a dataflow must report its inputs, or be left out."""
+"""Time in ms within which a dataflow must report its inputs; otherwise it is left out."""
 
 
 class ShardPeekRead:
-    """Selected updates of a shard, at the peek's time. All methods block."""
+    """Selected updates of a shard, up to the peek's time. All methods block."""
 
     def __init__(self, schema: TableSchema, time: Time, spec: PeekSpec, place: Path) -> None:
         self._time = time
@@ -74,7 +75,7 @@ class ShardPeekRead:
         """Sum of the weights of the kept rows."""
 
     def add(self, updates: pa.Table) -> None:
-        """Add the selected updates of a part. Raise `StoreFull`, `StorageError`."""
+        """Add the selected updates of a part. Raise `StoreFull` or `StorageError`."""
         for piece in iter_slices(updates):
             kept = self._wanted(piece)
             if kept.num_rows:
@@ -85,7 +86,7 @@ class ShardPeekRead:
         updates = between(updates, 0, self._time + 1)
         errors: pa.Table | None = None
         if ERROR in updates.column_names:
-            # Error updates pass any filter, since an error is the answer.
+            # Error updates pass every filter: if there is one, the answer is the error.
             errors = updates.filter(pc.is_valid(updates[ERROR]))
             updates = updates.filter(pc.is_null(updates[ERROR])).drop_columns([ERROR])
         if self._spec.keys is not None:
@@ -100,12 +101,12 @@ class ShardPeekRead:
         return self._gathered.contents()
 
     def close(self) -> None:
-        """Remove spilled files. Contents that are being read stay valid."""
+        """Remove spilled files. Contents that are still being read stay valid."""
         self._gathered.close()
 
 
-def _enough(peek: Peek, parts: Sequence[BatchPart]) -> int | None:
-    """Return how many rows complete the answer; None if all are needed."""
+def _rows_needed(peek: Peek, parts: Sequence[BatchPart]) -> int | None:
+    """Return how many rows are enough to complete the answer; None if all are needed."""
     wanted = peek.finishing
     if wanted is None or wanted.limit is None or wanted.order_by:
         return None
@@ -125,14 +126,14 @@ async def shard_answer(
     reader_id: str,
     place: Path,
 ) -> PeekRows | PeekStashed | PeekError:
-    """Return the rows of a shard at the peek's time; wait until that time is sealed.
+    """Return the rows of a shard at the peek's time, waiting until that time is sealed.
 
     Args:
         limits: Bytes of a response, and of its inline rows before the stash is used.
-        reader_id: Name of the lease; must be fresh.
-        place: Folder that may be created.
+        reader_id: Name of the lease; must be new.
+        place: Folder that may be created for spilled files.
 
-    Raise as `peeks.index_answer` does, and persist's errors.
+    Raise what `peeks.index_answer` raises, and the stores' errors.
     """
     spec = PeekSpec(imported.schema, peek)
     gathered = ShardPeekRead(imported.schema, peek.time, spec, place)
@@ -140,12 +141,13 @@ async def shard_answer(
     try:
         reader = await persist.open_reader(imported.shard, reader_id)
         try:
-            # Before the snapshot, which may wait long: until then the lease blocks compaction.
+            # Do this before the snapshot, which may wait for a long time: from here on the lease
+            # protects the peek's time from compaction.
             await reader.downgrade(peek.time)
             parts, _ = await reader.snapshot(
                 peek.time, PartFilter.of(imported.schema, peek.filter, spec.keys)
             )
-            enough = _enough(peek, parts)
+            enough = _rows_needed(peek, parts)
             for part in parts:
                 if enough is not None and gathered.weight >= enough:
                     break
@@ -170,19 +172,21 @@ class PeekRunner:
         self._persist = persist
         self._logs = logs
         self._running: dict[int, RunningEffect] = {}
+        """Peeks in progress, by ticket."""
         self._contexts: dict[str, str] = {}
-        """Trace contexts of unanswered peeks, by uuid: a peek may wait for its time."""
+        """Trace contexts of unanswered peeks, by uuid. A peek may wait long before it starts."""
         orphan_ms = context.settings.stash_orphan_ms
         writer = f"{context.life}-{context.index}" if context.life else f"{context.index}"
         self.stash = PeekStash(persist.stashed, context.ctx.clock, writer, orphan_ms)
         self._collecting = False
+        """True while unread blobs are collected."""
 
     def clear_stash(self) -> None:
         """Remove blobs that earlier processes left in the stash."""
         self._context.ctx.effect(self._persist.stashed.clear, done=lambda _: None, failed=self._log)
 
     def collect(self) -> None:
-        """Remove unread blobs; one collection at a time."""
+        """Remove unread blobs, in one collection at a time."""
         if self._collecting or not self.stash.collects:
             return
         self._collecting = True
@@ -196,7 +200,7 @@ class PeekRunner:
         self._context.ctx.effect(run, done=lambda _: None, failed=self._log)
 
     def _log(self, error: Exception) -> None:
-        log.warning("%s: collecting the stash: %s", self._context.ctx.path, error)
+        log.warning("%s: cannot clean up the stash: %s", self._context.ctx.path, error)
 
     def keep_context(self, uuid: str) -> None:
         """Keep the current trace context for a peek."""
@@ -205,14 +209,15 @@ class PeekRunner:
             self._contexts[uuid] = traceparent
 
     def forget_context(self, uuid: str | None) -> None:
-        """Forget the context of an answered peek; None: of all peeks, whose client is gone."""
+        """Forget the trace context of an answered peek. None: of all peeks, because their client is
+        gone."""
         if uuid is None:
             self._contexts.clear()
         else:
             self._contexts.pop(uuid, None)
 
     def stop(self, ticket: int) -> None:
-        """Cancel a peek."""
+        """Cancel a peek, if it is in progress."""
         running = self._running.pop(ticket, None)
         if running is not None:
             running.cancel()
@@ -222,13 +227,14 @@ class PeekRunner:
         self._running.pop(ticket, None)
 
     def start(self, effect: StartPeek, rendering: DataflowRendering | None, nonce: str) -> None:
-        """Start a peek of the index `rendering`, if any; its result comes as `PeekFinished`."""
+        """Start a peek of the index `rendering`, or of a shard or relation. The result is a
+        `PeekFinished`."""
         arrangement = (
             None if rendering is None or rendering.index is None else rendering.index.arrangement
         )
         peek, ticket = effect.peek, effect.ticket
         context, clock, stash = self._context, self._context.ctx.clock, self.stash
-        # One response holds the parts of all workers, so each gets its share of the bytes.
+        # A response combines the parts of all workers, so each worker gets its share of the bytes.
         inline_max = effect.inline_max or context.settings.inline_bytes_max
         inline_max = min(inline_max, effect.bytes_max // context.count)
         if isinstance(peek.target, ShardTarget):
@@ -258,7 +264,8 @@ class PeekRunner:
         return await self.stash.answer(made, bytes_max)
 
     async def _inputs(self) -> list[InputStatistics]:
-        """Return the dataflows' reports of their inputs, without those that do not answer."""
+        """Return the dataflows' reports about their inputs, without those that do not answer in
+        time."""
         found: list[InputStatistics] = []
         for rendering in list(self._context.renderings.values()):
             if self._context.index != 0 or rendering.dataflow is None or rendering.dropping:
@@ -277,7 +284,7 @@ class PeekRunner:
 
         def failed(error: Exception) -> PeekFinished:
             if isinstance(error, ResourceClosed) and effect.number:
-                # A snapshot replaced the arrangement: the peek waits for it.
+                # A snapshot replaced the arrangement, so the peek has to wait for it.
                 return PeekFinished(PeekDone(ticket, None))
             if not isinstance(error, PenstockError):
                 log.error("%s: a read failed", path, exc_info=error)

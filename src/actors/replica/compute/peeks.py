@@ -1,12 +1,13 @@
 """Answers peeks: the rows of a collection at one time, as Arrow IPC.
 
-The rows at `t` are the sum of the updates with ``time <= t``. If an error update is present at `t`
-the answer is `ViewInError` instead (an answer is an error or correct, never wrong). A negative sum
-makes it `CorruptData` (invalid data), unless the answer was complete before.
+The rows at `t` are the sum of the updates with ``time <= t``. If an error update is present at `t`,
+the answer is `ViewInError` instead, so an answer is either correct or an error. A negative sum
+means invalid data and makes the answer `CorruptData`, unless it was complete before.
 
-Rows pass in batches through keys, check, filter, columns, thinning and pieces. Each stage takes one
-batch at a time, so memory holds what the answer needs, and a limit ends the walk. Keys compare
-null-safe; all NaNs are equal, and -0.0 equals 0.0. The order of the named columns does not matter.
+Rows pass in batches through these stages: keys, check, filter, columns, thinning, pieces. Each
+stage holds one batch, so memory is bounded by what the answer needs, and a limit ends the scan
+early. Keys compare null-safe; all NaNs are equal, and -0.0 equals 0.0. The order of the named
+columns does not matter.
 """
 
 from __future__ import annotations
@@ -60,16 +61,16 @@ from actors.runtime.kernel import ActorClock
 from actors.runtime.threshold_probes import INLINE_ANSWER
 
 POINT_ROWS_MAX = 256
-"""Rows of one key that are compared on the event loop."""
+"""Maximum number of rows of one key that are compared on the event loop."""
 _KEY_BYTES_MAX: Final = 4_096
-"""Bytes of keys that are looked at for a single one: the cache keeps them."""
+"""Maximum size of keys that are checked for being a single key; also bounds the cache's entries."""
 
-AGAIN_MS: Final = 60_000
-"""Delay before the blobs of a cancelled peek are removed a second time."""
+SECOND_REMOVAL_MS: Final = 60_000
+"""Delay in ms before the blobs of a cancelled peek are removed a second time."""
 NOTHING: Final = PeekRows(b"", 0)
-"""Response of a worker that has no part in the peek."""
+"""Response of a worker that does not contribute rows to the peek."""
 _FORMS: Final[dict[tuple[tuple[str, ...], int], RowForm]] = {}
-"""Forms of integer keys read before, by the names of their columns and their length."""
+"""Layouts of integer keys that were read before, by the names of their columns and their length."""
 _FORMS_MAX: Final = 256
 
 
@@ -77,24 +78,25 @@ class PeekStash:
     """Stash of one worker, for results that are too large for a response.
 
     A result is a sequence of `ResultPiece`s, each an Arrow IPC stream of about the size of a
-    response. If there is only one it is the answer itself (`PeekRows`); else each goes into a blob
-    before the next is computed, and the answer names the blobs (`PeekStashed`). So a worker holds
-    one piece, whatever the result.
+    response. A single piece is the answer itself (`PeekRows`). Otherwise each piece is written to a
+    blob before the next one is computed, and the answer names the blobs (`PeekStashed`). A worker
+    therefore holds one piece at a time, however large the result.
 
-    The reader of a stashed result removes it. Blobs still there `orphan_ms` after they were written
-    (`collect`) are orphans: the reader is gone, or another worker failed. A process removes at its
-    start the blobs of earlier ones.
+    The reader of a stashed result removes it. A blob that still exists `orphan_ms` after it was
+    written is an orphan, because its reader is gone or another worker failed; `collect` removes it.
+    When a process starts, it removes the blobs of earlier processes.
     """
 
     def __init__(self, blobs: StashedBlobs, clock: ActorClock, writer: str, orphan_ms: int) -> None:
-        """Create the stash; `writer` is unique among the workers of this process."""
+        """Create the stash. `writer` must be unique among the workers of this process."""
         self._blobs = blobs
         self._clock = clock
         self._writer = writer
         self._orphan_ms = orphan_ms
         self._count = 0
+        """Number of blobs written so far; it names the next one."""
         self._due: dict[str, float] = {}
-        """Monotonic time at which to remove each blob."""
+        """Monotonic time in ms at which to remove each blob; 0 for a cancelled peek's."""
 
     def __len__(self) -> int:
         return len(self._due)
@@ -102,8 +104,10 @@ class PeekStash:
     async def answer(
         self, found: Iterator[ResultPiece], bytes_max: int
     ) -> PeekRows | PeekStashed | PeekError:
-        """Consume all pieces and return the answer. Raise their errors, `StoreFull` and
-        `StorageError`."""
+        """Consume all pieces and return the answer.
+
+        Raise the errors of the pieces, `StoreFull` and `StorageError`.
+        """
         parts: list[StashPart] = []
         clock = self._clock
         try:
@@ -115,7 +119,8 @@ class PeekStash:
                     return PeekRows(piece.arrow, piece.rows)
                 self._count += 1
                 key = self._blobs.key(f"{self._writer}-{self._count:08x}")
-                # Not due while it is written: a removal before the write would leave it for ever.
+                # Never due while it is being written: a removal before the write would leave the
+                # blob forever.
                 self._due[key] = math.inf
                 parts.append(StashPart(key, piece.rows, len(piece.arrow)))
                 await self._blobs.set(key, piece.arrow)
@@ -129,7 +134,7 @@ class PeekStash:
             raise
 
     async def collect(self) -> None:
-        """Remove blobs that are due."""
+        """Remove the blobs that are due."""
         now = self._clock.monotonic_ms()
         due = [key for key, when in self._due.items() if when <= now]
         left = set(await self._blobs.delete(due))
@@ -137,8 +142,8 @@ class PeekStash:
             if key in left:
                 continue
             if self._due[key] == 0.0:
-                # Once more later: a write of a cancelled peek may end after its peek.
-                self._due[key] = now + AGAIN_MS
+                # Remove it once more later: the write of a cancelled peek may end after the peek.
+                self._due[key] = now + SECOND_REMOVAL_MS
             else:
                 del self._due[key]
 
@@ -150,8 +155,8 @@ class PeekStash:
 
 
 def row_too_large(bytes_max: int) -> PeekError:
-    """Return the refusal of a row that is larger than a response."""
-    text = f"a row takes more than result_bytes_max ({bytes_max}): leave out its large columns"
+    """Return the error for a row that is larger than a response."""
+    text = f"a row is larger than result_bytes_max ({bytes_max} bytes): omit its large columns"
     return PeekError("InvalidUsage", text, "bytes")
 
 
@@ -159,32 +164,34 @@ def row_too_large(bytes_max: int) -> PeekError:
 
 
 def decode_keys(data: bytes) -> pa.Table:
-    """Return the keys sent. Raise `InvalidUsage` unless they are an Arrow IPC stream."""
+    """Decode the keys of a peek. Raise `InvalidUsage` if they are not an Arrow IPC stream."""
     try:
         return from_ipc(data)
     except PenstockError as error:
-        raise InvalidUsage(f"the keys of a read: {error}") from None
+        raise InvalidUsage(f"invalid keys: {error}") from None
 
 
 def wanted_keys(schema: TableSchema, peek: Peek) -> pa.Table | None:
-    """Return the peek's keys as columns with the schema's names and types; None if it has none.
+    """Return the peek's keys with the names and types of the schema's columns; None if it has none.
 
-    Raise `InvalidUsage` for an unknown column, or a value that does not fit it.
+    Raise `InvalidUsage` if a column is unknown or a value does not fit it.
     """
     if peek.keys is None:
         return None
     given = decode_keys(peek.keys)
     if given.num_columns != len(peek.key_columns):
         raise InvalidUsage(
-            f"{given.num_columns} key columns were sent for {len(peek.key_columns)} named ones"
+            f"got {given.num_columns} key columns for {len(peek.key_columns)} column names"
         )
     if not peek.key_columns:
-        raise InvalidUsage("a read by key names at least one column")
+        raise InvalidUsage("a read by key must name at least one column")
     held = schema.arrow()
     columns: list[Any] = []
     for name, values in zip(peek.key_columns, given.columns, strict=True):
         if name not in schema.names:
-            raise InvalidUsage(f"key column {name} is not one of {', '.join(schema.names)}")
+            raise InvalidUsage(
+                f"unknown key column {name}: expected one of {', '.join(schema.names)}"
+            )
         kind = held.field(name).type
         try:
             columns.append(values.cast(kind))
@@ -196,9 +203,9 @@ def wanted_keys(schema: TableSchema, peek: Peek) -> pa.Table | None:
 
 
 def lookup_hashes(key: tuple[str, ...], keys: pa.Table | None) -> Hashes | None:
-    """Return the hashes under which an index on `key` has the rows of these keys.
+    """Return the hashes under which an index on `key` stores the rows of these keys.
 
-    They are ascending and distinct; None means any hash.
+    The hashes are ascending and distinct. None means that any hash is possible.
     """
     if keys is None or not key or not set(key) <= set(keys.column_names):
         return None
@@ -206,7 +213,7 @@ def lookup_hashes(key: tuple[str, ...], keys: pa.Table | None) -> Hashes | None:
 
 
 class OneKey(msgspec.Struct, frozen=True, gc=False):
-    """A single key of integers, booleans and text: column types, values and hash."""
+    """A single key of integers, booleans and text, with its column types and hash."""
 
     types: tuple[pa.DataType, ...]
     values: tuple[Any, ...]
@@ -214,10 +221,13 @@ class OneKey(msgspec.Struct, frozen=True, gc=False):
 
 
 @functools.lru_cache(maxsize=256)
-def _decoded_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
-    """Return the key of a stream with a single row of these types. Cached, since a read's key is
-    looked at when the read is fitted to its object and when it is looked up."""
-    # By form: a peek whose key Arrow decodes takes 1.25 times as long.
+def _decode_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
+    """Decode a stream that holds a single key of types that `OneKey` supports; None if it does not.
+
+    The result is cached, because a key is looked at twice: when the read is fitted to its object,
+    and when the key is looked up.
+    """
+    # Try a known layout first: decoding the key with Arrow makes a peek take 1.25 times as long.
     form = _FORMS.get((names, len(data)))
     if form is not None and (integers := form.read(data)) is not None:
         found = hash_values(integers)
@@ -241,21 +251,23 @@ def _decoded_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
 
 
 def one_key(names: tuple[str, ...], types: tuple[pa.DataType, ...], data: bytes) -> OneKey | None:
-    """Return the key of a stream if it is a single one, of exactly these types, which must be those
-    that `OneKey` supports. `names`: its columns."""
-    found = None if len(data) > _KEY_BYTES_MAX else _decoded_key(names, data)
+    """Return the key of a stream that holds exactly one key of exactly these types, else None.
+
+    `names` are its columns. `types` must be types that `OneKey` supports.
+    """
+    found = None if len(data) > _KEY_BYTES_MAX else _decode_key(names, data)
     return found if found is not None and found.types == types else None
 
 
 def select_keys(rows: R, keys: pa.Table) -> R:
-    """Return the rows whose key columns equal a row of `keys`."""
+    """Return the rows whose key columns equal some row of `keys`."""
     mask: Any = None
     for name in keys.column_names:
         found = _is_in(rows.column(name), keys[name])
         mask = found if mask is None else pc.and_(mask, found)
     rows = rows.filter(mask)
     if keys.num_columns > 1 and keys.num_rows > 1 and rows.num_rows:
-        # Each column alone matches some key; all columns must match the same one.
+        # So far each column matches some key on its own; all columns must match the same key.
         wanted = set(_tuples(keys))
         found = [row in wanted for row in _tuples(rows.select(keys.column_names))]
         rows = rows.filter(pa.array(found, pa.bool_()))
@@ -263,7 +275,7 @@ def select_keys(rows: R, keys: pa.Table) -> R:
 
 
 def _plain(column: Any) -> Any:
-    """Return floats with a single zero and a single NaN."""
+    """Normalize floats so that -0.0 becomes 0.0 and all NaNs are equal."""
     if not pa.types.is_floating(column.type):
         return column
     column = pc.add(column, pa.scalar(0.0, column.type))
@@ -291,8 +303,8 @@ class PeekFilter:
     def __init__(self, schema: TableSchema, peek: Peek) -> None:
         """Check the peek against the schema.
 
-        Raise `InvalidUsage` for an unknown or repeated column, a value that does not fit, and an
-        order by a column that has none.
+        Raise `InvalidUsage` for an unknown or repeated column, a value that does not fit its
+        column, or an order by a column that cannot be ordered.
         """
         self.tests = tuple(prepare_comparison(schema, comparison) for comparison in peek.filter)
         ordered = () if peek.finishing is None else peek.finishing.order_by
@@ -303,22 +315,23 @@ class PeekFilter:
             for name in peek.project:
                 check_column("projection", schema, name)
             if len(set(peek.project)) < len(peek.project):
-                raise InvalidUsage(f"projection: a column twice in {', '.join(peek.project)}")
-            # Rows are ordered again over all workers, so the order's columns must be sent.
+                raise InvalidUsage(f"duplicate column in projection {', '.join(peek.project)}")
+            # The rows of all workers are ordered again, so the columns to order by must be sent
+            # too.
             more = dict.fromkeys(by.column for by in ordered if by.column not in peek.project)
             self.columns = [*peek.project, *more]
 
     @property
     def schema_names(self) -> list[str]:
-        """Return the columns of the answer, `DIFF` last."""
+        """Return the columns of the answer, with `DIFF` last."""
         return [*self.columns, DIFF]
 
     def equalities(self) -> dict[str, Any]:
-        """Return the columns that the filter fixes to one value, with the value."""
+        """Return the columns that the filter fixes to a single value, with that value."""
         return {test.column: test.value for test in self.tests if test.op == "="}
 
     def apply(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that pass, projected, without empty batches."""
+        """Yield the rows that pass, projected. Empty batches are skipped."""
         names = self.schema_names
         for batch in batches:
             kept = self.passing(batch)
@@ -326,12 +339,12 @@ class PeekFilter:
                 yield kept if kept.schema.names == names else kept.select(names)
 
     def passing(self, rows: R) -> R:
-        """Return the rows that pass, with all columns."""
+        """Return the rows that pass the filter, with all columns."""
         return passing_rows(self.tests, rows)
 
 
 def checked_columns(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:
-    """Return the schema of an answer: these columns and `DIFF`."""
+    """Return the Arrow schema of an answer: these columns and `DIFF`."""
     held = schema.arrow()
     return pa.schema([*(held.field(name) for name in columns), pa.field(DIFF, pa.int64())])
 
@@ -340,12 +353,13 @@ def checked_columns(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:
 
 
 def chosen_worker(name: str, count: int) -> int:
-    """Return the worker that does the work of only one; it is the same in every process."""
+    """Return the index of the worker that does work needed only once. It is the same in every
+    process."""
     return zlib.crc32(name.encode()) % count
 
 
 def error_of(error: Exception) -> PeekError:
-    """Return a failure as the answer to a peek."""
+    """Return an error as the answer to a peek."""
     code, text, _ = to_wire(error)
     return PeekError(code, text)
 
@@ -353,13 +367,14 @@ def error_of(error: Exception) -> PeekError:
 def one_key_answer(
     arrangement: Arrangement, views: Sequence[ArrangementSnapshot], peek: Peek, bytes_max: int
 ) -> PeekRows | None:
-    """Return the answer to a peek of one key if that takes no longer than a thread would: a key of
-    integers, booleans and text, and few rows. None: call `PeekSpec.answer`, which also finds the
-    errors.
+    """Answer a peek of one key on the event loop, if that is cheaper than using a thread.
+
+    This needs a key of integers, booleans and text, and few rows. Return None otherwise: then call
+    `PeekSpec.answer`, which also finds errors.
 
     Args:
-        arrangement: One of those that were partitioned by the key's hash.
-        views: The contents of all of them at the peek's time, in their order.
+        arrangement: One of the arrangements, which are partitioned by the key's hash.
+        views: Contents of all of them at the peek's time, in order.
         peek: The peek.
         bytes_max: Limit of the answer.
     """
@@ -380,14 +395,16 @@ def one_key_answer(
 def rows_of_key(
     views: Sequence[ArrangementSnapshot], wanted: int, values: Sequence[tuple[str, Any]]
 ) -> pa.RecordBatch | None:
-    """Return the rows with these values out of the partitions of contents, with their weights; None
-    if they are many, or the long way must tell an error.
+    """Return the rows with these values, with their weights.
+
+    Return None if there are many, or if the contents may be in error, which only the general path
+    reports.
 
     Args:
-        views: Contents that were partitioned by the hash of a key, in their order.
+        views: Contents that are partitioned by the hash of a key, in order.
         wanted: The hash of the key.
-        values: The columns' values, among them those of the key. Python's equality must be that of
-            the columns' types.
+        values: The columns' values, including those of the key. Python's equality must match that
+            of the columns' types.
     """
     # An error belongs to every answer.
     if any(run.has_errors for view in views for run in view.runs):
@@ -402,7 +419,7 @@ def rows_of_key(
         _, block, first, beyond = places[0]
         rows = block.values.slice(first, beyond - first)
     else:
-        # Rows that were changed lately are in several places.
+        # Rows that changed recently are in several places.
         summed = [each for each in view.rows(np.array([wanted], np.uint64)) if each.num_rows]
         if not summed:
             return pa.RecordBatch.from_pylist([], checked_columns(view.schema, view.schema.names))
@@ -417,17 +434,18 @@ def rows_of_key(
 
 
 class PeekSpec:
-    """A peek's checked selection of a collection: keys, filter, columns, finishing."""
+    """The validated selection of a peek: its keys, filter, columns and finishing."""
 
     def __init__(self, schema: TableSchema, peek: Peek) -> None:
-        """Check the peek. Raise `InvalidUsage`."""
+        """Validate the peek against the schema. Raise `InvalidUsage`."""
         self.keys = wanted_keys(schema, peek)
         self.filter = PeekFilter(schema, peek)
         self.finishing = peek.finishing
         self.opening = encode_stream_header(checked_columns(schema, self.filter.columns))
 
     def narrowed(self, key: tuple[str, ...]) -> Hashes | None:
-        """Return the hashes under which an index on `key` has all wanted rows; None means any."""
+        """Return the hashes under which an index on `key` stores all selected rows; None means
+        any."""
         if self.keys is not None:
             return lookup_hashes(key, self.keys)
         values = self.filter.equalities()
@@ -439,7 +457,7 @@ class PeekSpec:
     def answer(
         self, contents: CollectionContents, wanted: Hashes | None, piece_bytes: int
     ) -> Iterator[ResultPiece]:
-        """Yield the answer, piece by piece. Blocks. Raise `ViewInError` and `CorruptData`."""
+        """Yield the answer, piece by piece. Blocks. Raise `ViewInError` or `CorruptData`."""
         raise_error(contents.errors())
         batches = self.filter.apply(selected(contents.rows(wanted), self.keys))
         yield from pieces(limit_batches(batches, self.finishing), self.opening, piece_bytes)
@@ -448,8 +466,8 @@ class PeekSpec:
 def index_answer(arrangement: Arrangement, peek: Peek, piece_bytes: int) -> Iterator[ResultPiece]:
     """Yield the rows of one worker's partition at the peek's time. Blocks.
 
-    Raise `ViewInError`, `CorruptData`, `InvalidUsage`, `ReadBelowSince` and `ResourceClosed` (the
-    arrangement was replaced meanwhile).
+    Raise `ViewInError`, `CorruptData`, `InvalidUsage`, `ReadBelowSince`, or `ResourceClosed` if the
+    arrangement was replaced meanwhile.
     """
     spec = PeekSpec(arrangement.schema, peek)
     view = arrangement.view(peek.time + 1)
@@ -457,7 +475,7 @@ def index_answer(arrangement: Arrangement, peek: Peek, piece_bytes: int) -> Iter
 
 
 def selected(batches: Iterator[pa.RecordBatch], keys: pa.Table | None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the keys, checked. Raise `CorruptData` for a row that sums to less than
+    """Yield the rows with these keys. Raise `CorruptData` for a row whose diffs sum to less than
     0."""
     for batch in batches:
         if keys is not None:

@@ -1,9 +1,9 @@
-"""The peeks of one worker: events in, effects out, as a part of `compute.state`. Pure.
+"""The pending peeks of one worker: events in, effects out. A part of `compute.state`. Pure.
 
 A peek is answered exactly once, or not at all if its connection is lost. A peek of an index waits
 until its time is sealed in this worker's partition, and holds back compaction until then. A peek of
-a shard is read by a single worker, chosen by its uuid; the others answer without rows. A peek of a
-relation is answered by each worker with its current rows.
+a shard is read by a single worker, chosen by the peek's uuid; the others answer without rows. For a
+peek of a relation each worker answers with its own current rows.
 """
 
 from __future__ import annotations
@@ -37,25 +37,28 @@ from actors.runtime.progress import Frontier, ObjectId, Time
 
 
 class PendingPeek(msgspec.Struct):
-    """An unanswered peek. `number` is the index's render number, 0 for a shard."""
+    """An unanswered peek. `number` is the index's render number, or 0 for a shard or relation."""
 
     ticket: int
     number: int
     peek: Peek
     started: bool = False
+    """True while the peek is being read; False while it waits for its time."""
 
 
 class PendingPeeks:
-    """All unanswered peeks of the current connection, which wait for their time or for their rows:
-    bounded, each named by a ticket."""
+    """All unanswered peeks of the current connection. Their number is limited."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._by_uuid: dict[str, PendingPeek] = {}
+        """All pending peeks, by uuid."""
         self._by_ticket: dict[int, PendingPeek] = {}
+        """The same peeks, by ticket."""
         self._by_number: dict[int, dict[int, PendingPeek]] = {}
-        """Pending peeks by index, then ticket."""
+        """The same peeks, by render number of the index and then by ticket."""
         self._last_ticket = 0
+        """Last ticket that was given out."""
 
     def __len__(self) -> int:
         return len(self._by_uuid)
@@ -64,16 +67,16 @@ class PendingPeeks:
         return uuid in self._by_uuid
 
     def check_room(self) -> None:
-        """Raise `ResourceBusy` if no more can wait."""
+        """Raise `ResourceBusy` if the limit of pending peeks is reached."""
         if len(self) >= self._limit:
             raise ResourceBusy(
-                f"{len(self)} reads wait already (peeks_pending_max); try again later"
+                f"too many pending reads: {len(self)} (limit peeks_pending_max); try again later"
             )
 
     def add(self, peek: Peek, number: int) -> PendingPeek:
-        """Add a peek, under a fresh ticket."""
-        # Never reused: the late result of a cancelled peek must not answer another of the same
-        # uuid.
+        """Add a peek under a new ticket."""
+        # A ticket is never reused: the late result of a cancelled peek must not answer a new peek
+        # with the same uuid.
         self._last_ticket += 1
         pending = PendingPeek(self._last_ticket, number, peek)
         self._by_uuid[peek.uuid] = self._by_ticket[pending.ticket] = pending
@@ -81,11 +84,11 @@ class PendingPeeks:
         return pending
 
     def get(self, uuid: str) -> PendingPeek | None:
-        """Return the peek with this uuid."""
+        """Return the peek with this uuid, if it is pending."""
         return self._by_uuid.get(uuid)
 
     def by_ticket(self, ticket: int) -> PendingPeek | None:
-        """Return the peek with this ticket."""
+        """Return the peek with this ticket, if it is pending."""
         return self._by_ticket.get(ticket)
 
     def remove(self, pending: PendingPeek) -> None:
@@ -102,11 +105,11 @@ class PendingPeeks:
         return list(self._by_uuid.values())
 
     def of(self, number: int) -> list[PendingPeek]:
-        """Return the peeks of one index."""
+        """Return the pending peeks of the index with this render number."""
         return list(self._by_number.get(number, {}).values())
 
     def earliest(self, number: int) -> Time | None:
-        """Return the earliest time at which an index is read."""
+        """Return the earliest time at which an index is to be read, or None."""
         return min((p.peek.time for p in self._by_number.get(number, {}).values()), default=None)
 
     def validate(self) -> None:
@@ -117,7 +120,10 @@ class PendingPeeks:
 
 
 class PeekHolds:
-    """Unanswered peeks, and the compaction that they hold back. `rendered` belongs to the state."""
+    """Answers peeks, and computes how far indexes may be compacted while peeks are pending.
+
+    `rendered` belongs to `ComputeState`.
+    """
 
     def __init__(
         self,
@@ -133,8 +139,9 @@ class PeekHolds:
         self._count = count
         self.result_bytes_max = result_bytes_max
         self.inline_bytes_max: int | None = None
-        """Value that a client configured; None if none has."""
+        """Limit set by a client; None if no client has set one."""
         self.pending = PendingPeeks(peeks_max)
+        """Peeks that wait for their time or for their rows."""
 
     def accept(self, peek: Peek) -> list[Effect]:
         """Refuse, start or queue a new peek."""
@@ -143,15 +150,15 @@ class PeekHolds:
         except PenstockError as error:
             return [SendComputeResponse(PeekResponse(peek.uuid, error_of(error)))]
         target = peek.target
-        # One worker reads a shard for all.
+        # Only one worker reads a shard.
         mine = chosen_worker(peek.uuid, self._count) == self._index
         if isinstance(target, ShardTarget) and not mine:
             return [SendComputeResponse(PeekResponse(peek.uuid, NOTHING))]
         return self._start(self.pending.add(peek, number))
 
     def _number_for(self, peek: Peek) -> int:
-        """Return the index's render number; 0 for a shard or relation. Raise the error that refuses
-        the peek."""
+        """Return the index's render number, or 0 for a shard or relation. Raise the error that
+        refuses the peek."""
         self.pending.check_room()
         if peek.finishing is not None:
             check_finishing(peek.finishing)
@@ -162,7 +169,7 @@ class PeekHolds:
             return 0
         rendered = self._rendered.get(peek.target.id)
         if rendered is None or not rendered.is_index:
-            raise UnknownObject(f"there is no index {peek.target.id}")
+            raise UnknownObject(f"index {peek.target.id} does not exist")
         if peek.time < rendered.allowed:
             raise _below_since(peek, rendered.allowed)
         return rendered.number
@@ -174,7 +181,7 @@ class PeekHolds:
             read = self._rendered.get(pending.peek.target.id)
             if read is None or read.sealed <= pending.peek.time:
                 return []
-            # A new incarnation's snapshot may be later than the peek's time.
+            # The snapshot of a new incarnation may be later than the peek's time.
             if pending.peek.time < read.since:
                 refused = error_of(_below_since(pending.peek, read.since))
                 return self._answer(pending, refused)
@@ -183,14 +190,14 @@ class PeekHolds:
         return [StartPeek(pending.ticket, pending.number, pending.peek, limit, inline)]
 
     def sealed(self, rendered: RenderedDataflow) -> list[Effect]:
-        """Start the peeks whose time is sealed now."""
+        """Start the peeks whose time is now sealed."""
         effects: list[Effect] = []
         for pending in self.pending.of(rendered.number):
             effects += self._start(pending)
         return effects
 
     def done(self, event: PeekDone) -> list[Effect]:
-        """Answer the peek; or start it again if its arrangement was replaced."""
+        """Answer the peek, or start it again if its arrangement was replaced."""
         pending = self.pending.by_ticket(event.ticket)
         if pending is None:
             return []
@@ -200,29 +207,29 @@ class PeekHolds:
         return self._start(pending)
 
     def cancel(self, uuid: str) -> list[Effect]:
-        """Cancel a peek, unless it was answered already."""
+        """Cancel a peek, unless it was already answered."""
         pending = self.pending.get(uuid)
         if pending is None:
             return []
         return _stop(pending) + self._answer(pending, PeekCanceled())
 
     def refuse(self, rendered: RenderedDataflow) -> list[Effect]:
-        """Refuse the peeks of an index that is being dropped."""
-        error = UnknownObject(f"index {rendered.id} was dropped while a read of it waited")
+        """Refuse the pending peeks of an index that is being dropped."""
+        error = UnknownObject(f"index {rendered.id} was dropped before a pending read could run")
         effects: list[Effect] = []
         for pending in self.pending.of(rendered.number):
             effects += _stop(pending) + self._answer(pending, error_of(error))
         return effects
 
     def forget(self) -> list[Effect]:
-        """Stop all peeks without answers: the connection is lost."""
+        """Stop all peeks without answering them, because the connection is lost."""
         effects: list[Effect] = []
         for pending in self.pending.all():
             effects += _stop(pending) + self._remove(pending)
         return effects
 
     def compact(self, rendered: RenderedDataflow) -> list[Effect]:
-        """Allow compaction of the partition, but never beyond the time of a pending peek."""
+        """Allow compaction of the partition, but not beyond the time of a pending peek."""
         if not rendered.is_index:
             return []
         if rendered.allowed <= rendered.compacted:
@@ -252,8 +259,8 @@ class PeekHolds:
         for pending in self.pending.all():
             if pending.number:
                 read = self._rendered.get(pending.peek.target.id)
-                assert read is not None, "a peek of a dropped index waits"
-                assert read.number == pending.number, "a peek waits for a former rendering"
+                assert read is not None, "a pending peek of a dropped index"
+                assert read.number == pending.number, "a pending peek of an earlier rendering"
                 assert read.compacted <= pending.peek.time, "compaction overtook a peek"
 
 

@@ -1,13 +1,13 @@
-"""Reconciliation: decides which running dataflows serve a new client.
+"""Reconciliation: decides which running dataflows a new client can keep.
 
-Theory of operation. A connecting client replays its history up to `InitializationComplete`; the
-worker compares its running dataflows with those that the history creates, by the id of the export
-(a dataflow has one export). Each reason against keeping a dataflow is a `ReconcileObstacle`; all
-are reported. One without a flag is kept. The other running ones are dropped, and the other wanted
-ones created.
+Theory of operation. A connecting client replays its history up to `InitializationComplete`. The
+worker then compares its running dataflows with those that the history creates, by the id of the
+export (a dataflow has one export). Each reason against keeping a dataflow is a `ReconcileObstacle`,
+and all of them are reported. A dataflow without obstacles is kept. The other running dataflows are
+dropped, and the other wanted ones are created.
 
-`name` and `until` are not compared. Imports are shards, whose holds are the controller's, and no
-dataflow imports another's index; so a kept one needs no other to be kept.
+`name` and `until` are not compared. Imports are shards, which the controller holds, and no dataflow
+imports another's index, so each dataflow can be kept independently of the others.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ class ReconcileObstacle(enum.Enum):
 
 
 MEANING: Mapping[ReconcileObstacle, str] = {
-    ReconcileObstacle.SUBSCRIBE: "a subscribe cannot be taken over by another connection",
-    ReconcileObstacle.COPY: "a copy cannot be taken over by another connection",
+    ReconcileObstacle.SUBSCRIBE: "another connection cannot take over a subscribe",
+    ReconcileObstacle.COPY: "another connection cannot take over a copy",
     ReconcileObstacle.IMPORTS: "its imports changed",
     ReconcileObstacle.EXPORT: "its export changed (the plan, the key or the columns)",
     ReconcileObstacle.AS_OF: "it started after the wanted as_of",
-    ReconcileObstacle.COMPACTED: "it was allowed to be compacted beyond the wanted as_of",
+    ReconcileObstacle.COMPACTED: "it may already be compacted beyond the wanted as_of",
 }
 
 
 class RunningDataflow(msgspec.Struct, frozen=True):
-    """A running dataflow; `allowed` is its compaction so far."""
+    """A running dataflow. `allowed` is the frontier up to which it may be compacted."""
 
     description: DataflowDescription
     allowed: Frontier
 
 
 class ReplacedDataflow(msgspec.Struct, frozen=True):
-    """A running dataflow that is created again, and the reasons."""
+    """A running dataflow that must be created again, and the reasons."""
 
     running: RunningDataflow
     wanted: DataflowDescription
     flags: tuple[ReconcileObstacle, ...]
 
     def text(self, plan_bytes_max: int) -> str:
-        """Return the reasons and both plans for the log, each plan cut to `plan_bytes_max`
+        """Return the reasons and both plans for the log. Each plan is cut to `plan_bytes_max`
         bytes."""
         why = "; ".join(MEANING[flag] for flag in self.flags)
         old, new = (
@@ -71,28 +71,29 @@ class ReplacedDataflow(msgspec.Struct, frozen=True):
             for description in (self.running.description, self.wanted)
         )
         return (
-            f"{self.wanted.id} is created afresh: {why}. It ran, compacted to "
+            f"{self.wanted.id} is created again: {why}. Running, compacted to "
             f"{self.running.allowed}: {old} Wanted: {new}"
         )
 
 
 class ComputeReconciliation(msgspec.Struct, frozen=True):
-    """Ids to keep (with their new description) and to drop, and dataflows to create."""
+    """Result of a reconciliation: what to keep, with new descriptions, and what to drop and
+    create."""
 
     keep: dict[ObjectId, DataflowDescription]
     drop: tuple[ObjectId, ...]
     create: tuple[DataflowDescription, ...]
     replaced: tuple[ReplacedDataflow, ...]
-    """All dataflows that run and are wanted but not kept."""
+    """All running dataflows that are wanted but could not be kept."""
 
 
 def flags(running: RunningDataflow, wanted: DataflowDescription) -> tuple[ReconcileObstacle, ...]:
-    """Return all reasons against serving the wanted description by the running dataflow."""
+    """Return all reasons why the running dataflow cannot serve the wanted description."""
     old = running.description
     exports = (old.export, wanted.export)
-    # Commands alone decide, never progress: every worker must come to the same result.
+    # Only commands decide, never progress, because every worker must reach the same result.
     found = (
-        # The former client has received part of the output, which cannot be sent again.
+        # The previous client has received part of the output, which cannot be sent again.
         (
             ReconcileObstacle.SUBSCRIBE,
             any(isinstance(export, SubscribeExport) for export in exports),
@@ -109,7 +110,7 @@ def flags(running: RunningDataflow, wanted: DataflowDescription) -> tuple[Reconc
 def reconcile(
     running: Mapping[ObjectId, RunningDataflow], commands: Iterable[Command]
 ) -> ComputeReconciliation:
-    """Return the result of comparing the running dataflows with a reduced history."""
+    """Compare the running dataflows with those that a reduced history creates."""
     wanted: Sequence[DataflowDescription] = [
         command.dataflow for command in commands if isinstance(command, CreateDataflow)
     ]

@@ -1,8 +1,8 @@
-"""State of one dataflow that a worker has rendered, and the frontiers to report of it.
+"""State of one dataflow that a worker has rendered, and the frontiers to report for it.
 
-Frontiers never go back; none is reported below the `as_of` or twice, or after the empty one. An
-index's write and output frontiers are those of this worker's own partition; a subscribe and a copy
-report none.
+Reported frontiers never go back. None is reported twice, below the `as_of`, or after the empty one.
+An index's write and output frontiers are those of this worker's own partition. A subscribe and a
+copy report no frontiers.
 """
 
 from __future__ import annotations
@@ -27,24 +27,29 @@ class RenderedDataflow(msgspec.Struct):
     number: int
     description: DataflowDescription
     allowed: Frontier
-    """Compaction frontier: external readers read at or above it."""
+    """Frontier up to which compaction is allowed. External readers read at or above it."""
     scheduled: bool = False
+    """True once the client has scheduled the dataflow."""
     compacted: Frontier = 0
-    """Index: since that its partition was compacted to."""
+    """Index: the since to which this worker's partition was compacted."""
     sealed: Frontier = 0
-    """Index: upper of this worker's partition. A fresh incarnation may set it back."""
+    """Index: the upper of this worker's partition. A new incarnation may set it back."""
     since: Time = 0
-    """Index: as_of of the snapshot that its partition began with."""
+    """Index: as_of of the snapshot with which this worker's partition started."""
     write: Frontier = 0
+    """Frontier up to which the output is known to be durable."""
     input: Frontier = 0
+    """Frontier up to which all inputs are described."""
     output: Frontier = 0
+    """Frontier up to which the output is installed."""
     emitted: Frontier = 0
     """Subscribe: upper of the last batch."""
     answered: bool = False
-    """Copy: true if its response was sent."""
+    """Copy: True once its response has been sent."""
     status: StatusResponse | None = None
+    """Last status that the dataflow reported."""
     reported: Frontiers | None = None
-    """Frontiers reported to the current client."""
+    """Frontiers reported to the current client; None: none yet."""
 
     @property
     def id(self) -> ObjectId:
@@ -53,17 +58,17 @@ class RenderedDataflow(msgspec.Struct):
 
     @property
     def is_index(self) -> bool:
-        """Return whether the dataflow is an arrangement spread over the workers."""
+        """Return whether the dataflow maintains an index, spread over the workers."""
         return isinstance(self.description.export, IndexExport)
 
     @property
     def is_subscribe(self) -> bool:
-        """Return whether the dataflow streams to one client."""
+        """Return whether the dataflow streams changes to one client."""
         return isinstance(self.description.export, SubscribeExport)
 
     @property
     def is_copy(self) -> bool:
-        """Return whether the dataflow writes files once."""
+        """Return whether the dataflow copies its contents into files once."""
         return isinstance(self.description.export, CopyToExport)
 
     def progressed(self, progress: DataflowProgress) -> None:
@@ -74,14 +79,15 @@ class RenderedDataflow(msgspec.Struct):
             self.output = max(self.output, progress.output)
 
     def seal(self, upper: Frontier, since: Time) -> None:
-        """Set the interval that this worker's partition can answer for."""
-        # May go back with a new snapshot; the reported frontiers below may not.
+        """Set the interval of times that this worker's partition can serve."""
+        # `sealed` may go back with a new snapshot; the reported frontiers may not.
         self.sealed = upper
         self.since = max(self.since, since)
         self.write = self.output = max(self.write, upper)
 
     def news(self) -> Frontiers | None:
-        """Return the frontiers that the current client does not know, and note them as reported."""
+        """Return the frontiers that the current client does not know yet, and record them as
+        reported."""
         if self.is_subscribe or self.is_copy:
             return None
         as_of = self.description.as_of
@@ -103,8 +109,8 @@ class RenderedDataflow(msgspec.Struct):
         return new
 
     def end(self) -> Frontiers | None:
-        """Return the empty frontiers that are still to be reported once the dropped dataflow has
-        stopped."""
+        """Return the empty frontiers to report once the dropped dataflow has stopped; None if there
+        are none."""
         if self.is_subscribe or self.is_copy:
             return None
         known = self.reported or Frontiers(self.id)

@@ -26,18 +26,18 @@ from actors.runtime.settings import Settings
 
 
 class ActorFactory(msgspec.Struct, frozen=True, gc=False):
-    """Factories of the actors that a worker starts (tests replace them)."""
+    """Creates the actors that a worker starts. Tests replace it."""
 
     dataflow: Callable[[DataflowDescription, tuple[ActorAddress[Any], ...], Path], Actor[Any]]
     """Takes (description, workers, scratch). The dataflow is read-only until `WritesAllowed`."""
     listen: Callable[
         [ShardImport, ObjectId, int, int, ActorAddress[Any], PartFilter | None], Actor[Any]
     ]
-    """Takes (import, dataflow, incarnation, input number, consumer, rows wanted)."""
+    """Takes (import, dataflow, incarnation, input number, consumer, filter of wanted parts)."""
     fetch: Callable[[TableSchema, ObjectId, int, int, ActorAddress[Any]], Actor[Any]]
     """Takes (schema, dataflow, incarnation, input number, consumer)."""
     shared: Callable[[], list[SharedStatistics]] = list
-    """Returns the arrangements that dataflows share now."""
+    """Returns the arrangements that dataflows share at the moment."""
 
 
 class FromDataflow(msgspec.Struct, frozen=True, gc=False):
@@ -49,7 +49,7 @@ class FromDataflow(msgspec.Struct, frozen=True, gc=False):
 
 
 class DataflowStopped(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0 → the others: the dropped dataflow's actor has stopped."""
+    """Worker 0 → the others: the actor of a dropped dataflow has stopped."""
 
     number: int
 
@@ -58,32 +58,32 @@ class DataflowStopped(msgspec.Struct, frozen=True, gc=False):
 
 
 class MaintenanceDue(msgspec.Struct, frozen=True, gc=False):
-    """Maintenance is due."""
+    """The interval between maintenance runs has passed."""
 
 
 class PeekFinished(msgspec.Struct, frozen=True, gc=False):
-    """A peek was answered."""
+    """A peek has a result."""
 
     done: PeekDone
 
 
 class InstallFinished(msgspec.Struct, frozen=True, gc=False):
-    """An install succeeded, or failed."""
+    """An insertion into an index partition succeeded or failed."""
 
     number: int
     insertion: IndexInsertion
     result: Arrangement | Exception
 
 
-class InsertAgain(msgspec.Struct, frozen=True, gc=False):
-    """The delay after a failed install has passed."""
+class RetryInsertion(msgspec.Struct, frozen=True, gc=False):
+    """The delay after a failed insertion has passed."""
 
     number: int
     insertion: IndexInsertion
 
 
 class MaintenanceFinished(msgspec.Struct, frozen=True, gc=False):
-    """A partition's maintenance was done, or failed."""
+    """Maintenance of a partition ended, with `error` if it failed."""
 
     number: int
     error: Exception | None = None
@@ -115,37 +115,39 @@ class DataflowEnded(msgspec.Struct, frozen=True, gc=False):
     serial: int
 
 
-class SpawnAgain(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: the delay after a dataflow's crash has passed."""
+class RespawnDue(msgspec.Struct, frozen=True, gc=False):
+    """Worker 0: the delay after a crash of a dataflow's actor has passed."""
 
     number: int
     serial: int
 
 
 class DataflowRemoved(msgspec.Struct, frozen=True, gc=False):
-    """A dropped dataflow was torn down."""
+    """A dropped dataflow has been torn down."""
 
     number: int
 
 
-IndexTurn: TypeAlias = InstallFinished | InsertAgain | MaintenanceFinished
+IndexTurn: TypeAlias = InstallFinished | RetryInsertion | MaintenanceFinished
 TasksTurn: TypeAlias = TasksStopped | TaskEnded
-ChildrenTurn: TypeAlias = DataflowEnded | SpawnAgain | DataflowStopped
+ChildrenTurn: TypeAlias = DataflowEnded | RespawnDue | DataflowStopped
 
 
 # -- signed addresses ------------------------------------------------------------------------------
 
 
 class DataflowOrigin:
-    """Sender behind a `DataflowLink`; the address is known once the actor is spawned."""
+    """The sender that a `DataflowLink` signs for. Its address is known once the actor is
+    spawned."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.address: ActorAddress[Any] | None = None
+        """Address of the dataflow's actor, once it is spawned."""
 
 
 class DataflowLink(ActorAddress[Any]):
-    """Address of a worker for one dataflow, which signs all messages."""
+    """A dataflow's address of a worker, which signs all messages."""
 
     __slots__ = ("_origin",)
 
@@ -155,19 +157,19 @@ class DataflowLink(ActorAddress[Any]):
 
     def _sign(self, message: Any) -> FromDataflow:
         address = self._origin.address
-        assert address is not None, "a dataflow speaks only after it was spawned"
+        assert address is not None, "a dataflow sends messages only after it was spawned"
         return FromDataflow(self._origin.number, address, message)
 
     async def send(self, message: Any) -> None:
-        """Send a signed message as `ActorAddress.send` does."""
+        """Send a signed message like `ActorAddress.send`."""
         await super().send(self._sign(message))
 
     def send_nowait(self, message: Any) -> None:
-        """Send a signed message as `ActorAddress.send_nowait` does."""
+        """Send a signed message like `ActorAddress.send_nowait`."""
         super().send_nowait(self._sign(message))
 
     def reply(self, message: Any) -> bool:
-        """Send a signed message as `ActorAddress.reply` does."""
+        """Send a signed message like `ActorAddress.reply`."""
         return super().reply(self._sign(message))
 
 
@@ -181,18 +183,26 @@ class DataflowRendering:
         self.number = number
         self.description = description
         self.dataflow: ActorAddress[Any] | None = None
-        """Worker 0: the child actor, while it runs. Other workers: the last sender."""
+        """Worker 0: the child actor, while it runs. Other workers: the sender of the last
+        message."""
         self.dataflow_serial = 0
+        """Worker 0: number of times that the actor was started."""
         self.tasks: list[ActorAddress[Any]] = []
+        """Listen and fetch tasks of the current incarnation."""
         self.tasks_serial = 0
+        """Number of starts and stops of tasks; messages with an earlier serial are stale."""
         self.index: IndexPartition | None = None
+        """This worker's partition, if the dataflow maintains an index."""
         self.maintaining = False
+        """True while runs of the partition are merged."""
         self.dropping = False
+        """True from the drop on."""
         self.tearing_down = False
+        """True once tasks are being stopped and files removed."""
 
     @property
     def id(self) -> ObjectId:
-        """Return the id of the maintained object."""
+        """Return the id of the object that the dataflow maintains."""
         return self.description.id
 
 
@@ -210,4 +220,4 @@ class WorkerContext(msgspec.Struct, frozen=True, gc=False):
     feed: Callable[[Event], Awaitable[None]]
     """Feeds an event to the state machine and performs its effects."""
     life: int = 0
-    """Number of the cluster's incarnation among all of the process, for names that must differ."""
+    """Number of this cluster among all that the process has started; it keeps names distinct."""

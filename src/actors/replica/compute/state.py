@@ -1,22 +1,24 @@
 """The state machine of a worker's compute half: events in, effects out. Pure.
 
-Theory of operation. Commands arrive twice: on worker 0 as `TaggedCommand` commands of its client,
-which it offers to the sequencer (`OfferCommand`); then, on every worker, as `SequencedCommand`
-commands, and only these change state. `Hello` begins an iteration: commands are collected until
-`InitializationComplete`, then reconciled with what runs (`reconciliation`); after that each is
-applied as it comes. Every rendering has a *render number*, given out in command order and therefore
-equal on all workers, which identifies a dataflow's messages.
+Theory of operation. A command arrives twice. First worker 0 gets it from its client as a
+`TaggedCommand` and offers it to the sequencer (`OfferCommand`). Then every worker gets it as a
+`SequencedCommand`, and only that changes state. `Hello` starts an iteration: commands are collected
+until `InitializationComplete`, then reconciled with what runs (`reconciliation`); later commands
+are applied as they come. Every rendering has a *render number*, assigned in command order and
+therefore equal on all workers, which identifies the messages of a dataflow.
 
 Rules:
-- while an iteration is initializing, or its client is gone, no response is sent; the dataflows
-  continue, and their frontiers are reported after the next reconciliation;
-- frontiers never go back, start at the `as_of`, and none follows the empty one; subscribes report
-  none (`compute.rendered_dataflow`);
-- a peek is answered exactly once, or not at all if its connection is lost
-  (`compute.pending_peeks`);
-- a drop is reported (all frontiers empty) only when the dataflow and its tasks have stopped;
-- only worker 0 sends the batches of a subscribe; the other workers send an empty one at once;
-- a copy is answered once: by worker 0 when it is done, failed or dropped, by the others at once.
+- While an iteration initializes, or its client is gone, no response is sent. Dataflows continue,
+  and their frontiers are reported after the next reconciliation.
+- Reported frontiers never go back, start at the `as_of`, and end with the empty one. Subscribes
+  report none (`compute.rendered_dataflow`).
+- A peek is answered exactly once, or not at all if its connection is lost
+  (`compute.pending_peeks`).
+- A drop is reported (all frontiers empty) only after the dataflow and its tasks have stopped.
+- Only worker 0 sends the batches of a subscribe. The other workers send one empty batch
+  immediately.
+- A copy is answered once: by worker 0 when it finishes, fails or is dropped, and by the others
+  immediately.
 
 `validate` checks the invariants. The state machine reads no clock, and decisions that all workers
 must make alike do not depend on progress.
@@ -95,12 +97,12 @@ from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty
 
 
 class DroppingDataflow(msgspec.Struct, frozen=True):
-    """A dropped dataflow that has not stopped yet; `nonce` is the client to be told of the end."""
+    """A dropped dataflow that has not stopped yet. `nonce` is the client that gets the report."""
 
     id: ObjectId
     nonce: Nonce | None
     report: Frontiers | None
-    """Frontiers to report then: empty in every kind that was not reported as empty before."""
+    """Frontiers to report once it has stopped: empty for each kind not yet reported as empty."""
 
 
 class ComputeState(HalfClient[ComputeHistory]):
@@ -111,24 +113,35 @@ class ComputeState(HalfClient[ComputeHistory]):
         self.index = index
         self.count = count
         self.generation = 0
+        """Worker 0: count of client connections. The sequencer drops proposals of earlier ones."""
         self.next_index = 0
+        """Position of the next sequenced command."""
         self.last_number = 0
+        """Render number of the latest rendering."""
         self.ignored = 0
+        """Number of commands that were ignored: of other connections, repeated, or about unknown
+        objects."""
         self.writes_allowed = False
+        """True from the first `AllowWrites` on."""
         self.maintenance_ms: int | None = None
-        """Value that a client configured; None if none has."""
+        """Interval set by a client; None if no client has set one."""
         self.rendered: dict[ObjectId, RenderedDataflow] = {}
+        """Running dataflows, by id of the export."""
         self._numbers: dict[int, RenderedDataflow] = {}
+        """The same dataflows, by render number."""
         self.dropping: dict[int, DroppingDataflow] = {}
+        """Dropped dataflows that have not stopped yet, by render number."""
         self.reads = PeekHolds(
             self.rendered, index, count, result_bytes_max=result_bytes_max, peeks_max=peeks_max
         )
-        self._offering: Nonce | None = None
+        """Unanswered peeks."""
+        self._proposing_for: Nonce | None = None
+        """Worker 0: client whose commands are proposed, from its `Hello` to the next one."""
 
     def handle(self, event: Event) -> list[Effect]:
         """Apply an event, and return its effects in the order to perform them.
 
-        Raise `LocalProtocolError` if the order of commands has a gap.
+        Raise `LocalProtocolError` if a sequenced command is missing.
         """
         match event:
             case TaggedCommand():
@@ -149,11 +162,11 @@ class ComputeState(HalfClient[ComputeHistory]):
                 rendered.progressed(event.progress)
                 return self._report(rendered)
             case StatusSeen():
-                return self._show(rendered, event.status)
+                return self._set_status(rendered, event.status)
             case IndexSealed():
                 return self._sealed(rendered, event)
             case SubscribeBatchReady():
-                return self._emitting(rendered, event)
+                return self._batch_ready(rendered, event)
             case CopyEnded():
                 return self._answer_copy(rendered, event.result)
             case DataflowCrashed():
@@ -164,7 +177,7 @@ class ComputeState(HalfClient[ComputeHistory]):
     def commands_for(
         self, number: int
     ) -> list[DataflowScheduled | CompactionAllowed | WritesAllowed]:
-        """Return the past commands for a dataflow's actor that starts late or again."""
+        """Return the past commands for a dataflow whose actor starts late or again."""
         rendered = self.by_number(number)
         if rendered is None:
             return []
@@ -184,28 +197,29 @@ class ComputeState(HalfClient[ComputeHistory]):
     # -- connections and the order -----------------------------------------------------------------
 
     def _tagged(self, event: TaggedCommand[Command | CommandBatch]) -> list[Effect]:
-        """Propose the client's commands on worker 0; the other workers get them from the
+        """Propose the client's commands on worker 0. The other workers get them from the
         sequencer."""
         if self.index != 0:
             return []
         if isinstance(event.command, Hello):
-            self._offering = event.nonce
+            self._proposing_for = event.nonce
             # The sequencer drops late proposals of earlier generations.
             self.generation += 1
-        elif event.nonce != self._offering:
+        elif event.nonce != self._proposing_for:
             self.ignored += 1
             return []
         return [OfferCommand(ProposeCommand(self.generation, event.command))]
 
     def steps(self, event: SequencedCommand) -> Iterator[list[Effect]]:
-        """Yield the effects of each command of a lot, to be performed before the next is applied.
+        """Apply the commands of a batch one by one, and yield the effects of each.
 
-        Commands of the storage half are counted in the order, and have no effect here. Raise
-        `LocalProtocolError` if the order of commands has a gap.
+        The effects must be performed before the next command is applied. Commands of the storage
+        half have a position in the order but no effect here. Raise `LocalProtocolError` if a
+        sequenced command is missing.
         """
         if event.index != self.next_index:
             raise LocalProtocolError(
-                f"worker {self.index} got command {event.index}, {self.next_index} is next"
+                f"worker {self.index} got command {event.index}: expected {self.next_index}"
             )
         self.next_index += 1
         command = event.command
@@ -237,8 +251,8 @@ class ComputeState(HalfClient[ComputeHistory]):
         return [*self.reads.forget(), SwitchComputeClient(None)]
 
     def _reconcile(self, incoming: ComputeHistory) -> list[Effect]:
-        """Keep and compact compatible dataflows, drop the others silently, then create the new
-        ones."""
+        """Keep and compact compatible dataflows, drop the others without reporting it, and create
+        new ones."""
         self.incoming = None
         incoming.reduce()
         commands = incoming.commands()
@@ -248,14 +262,15 @@ class ComputeState(HalfClient[ComputeHistory]):
         for id, description in plan.keep.items():
             kept = self.rendered[id]
             old = kept.description
-            # Keep the old description's parts, which the dataflow shares; the new one's are freed.
+            # Keep the parts of the old description, which the dataflow shares, so that the new ones
+            # are freed.
             kept.description = msgspec.structs.replace(
                 old, name=description.name, as_of=description.as_of, until=description.until
             )
-            # The new client knows no frontiers.
+            # The new client does not know any frontiers yet.
             kept.reported = None
             effects += self._allow(kept, description.as_of)
-        # Dropped first, since the new dataflows may reuse the ids.
+        # Drop first, because the new dataflows may reuse the ids.
         for id in plan.drop:
             effects += self._drop(self.rendered[id], silently=True)
         for command in commands:
@@ -316,7 +331,7 @@ class ComputeState(HalfClient[ComputeHistory]):
         if self.writes_allowed:
             effects.append(SendToDataflow(rendered.number, WritesAllowed()))
         if rendered.is_subscribe and self.index != 0 and not self.muted:
-            # Only worker 0 sends batches: this worker's part ends at once.
+            # Only worker 0 sends batches, so this worker's part ends immediately.
             nothing = SubscribeBatch(0, EMPTY)
             effects.append(SendComputeResponse(SubscribeResponse(description.id, nothing)))
         if rendered.is_copy and self.index != 0:
@@ -384,7 +399,7 @@ class ComputeState(HalfClient[ComputeHistory]):
         news = None if self.muted else rendered.news()
         return [] if news is None else [SendComputeResponse(news)]
 
-    def _show(self, rendered: RenderedDataflow, seen: StatusResponse) -> list[Effect]:
+    def _set_status(self, rendered: RenderedDataflow, seen: StatusResponse) -> list[Effect]:
         rendered.status = seen
         return [] if self.muted else [SendComputeResponse(seen)]
 
@@ -392,11 +407,11 @@ class ComputeState(HalfClient[ComputeHistory]):
         rendered.seal(event.upper, event.since)
         return self.reads.sealed(rendered) + self._report(rendered)
 
-    def _emitting(self, rendered: RenderedDataflow, event: SubscribeBatchReady) -> list[Effect]:
+    def _batch_ready(self, rendered: RenderedDataflow, event: SubscribeBatchReady) -> list[Effect]:
         emit = event.emit
         receipt = BatchEmitted(emit.dataflow, emit.incarnation, emit.batch.upper)
         if self.muted:
-            # No client reads the batch: acknowledge it, so that the dataflow continues.
+            # No client reads the batch. Acknowledge it, so that the dataflow continues.
             return [AcknowledgeBatch(event.number, receipt)]
         rendered.emitted = max(rendered.emitted, emit.batch.upper)
         batch = self._bounded(emit.batch)
@@ -408,8 +423,8 @@ class ComputeState(HalfClient[ComputeHistory]):
         if size <= limit:
             return batch
         text = (
-            f"the changes at [{batch.lower}, {batch.upper}) take {size} bytes, more than "
-            f"result_bytes_max ({limit})"
+            f"batch too large: the changes in [{batch.lower}, {batch.upper}) take {size} bytes "
+            f"(limit result_bytes_max: {limit})"
         )
         return SubscribeBatch(batch.lower, batch.upper, None, ("InvalidUsage", text))
 
@@ -418,7 +433,7 @@ class ComputeState(HalfClient[ComputeHistory]):
         if rendered.answered:
             return []
         rendered.answered = True
-        # A reconnecting client issues the copy again, which then finds its manifest.
+        # A reconnecting client issues the copy again; the copy then finds its manifest.
         return [] if self.muted else [SendComputeResponse(CopyToResponse(rendered.id, result))]
 
     def _crashed(self, rendered: RenderedDataflow, text: str) -> list[Effect]:
@@ -426,9 +441,9 @@ class ComputeState(HalfClient[ComputeHistory]):
         if rendered.is_copy:
             return self._answer_copy(rendered, CopyFailed("ActorDead", text))
         if not rendered.is_subscribe:
-            stalled = self._show(rendered, StatusResponse(rendered.id, "stalled", text))
+            stalled = self._set_status(rendered, StatusResponse(rendered.id, "stalled", text))
             return [*stalled, RespawnDataflow(rendered.number)]
-        # A subscribe cannot run again either: the batches sent cannot be sent again.
+        # A subscribe cannot run again either, because sent batches cannot be repeated.
         if self.muted or is_empty(rendered.emitted):
             return []
         lower, rendered.emitted = rendered.emitted, EMPTY
@@ -444,7 +459,7 @@ class ComputeState(HalfClient[ComputeHistory]):
         assert set(numbers) == self._numbers.keys()
         assert not set(numbers) & self.dropping.keys()
         assert all(0 < number <= self.last_number for number in [*numbers, *self.dropping])
-        assert not (len(self.reads.pending) and self.muted), "a peek of nobody waits"
+        assert not (len(self.reads.pending) and self.muted), "a pending peek without a client"
         self.reads.validate()
         for rendered in self.rendered.values():
             assert rendered.allowed >= rendered.description.as_of

@@ -1,3 +1,3 @@
-"""Moves one dataflow forward; `DataflowActor`, its actor, is what other packages use."""
+"""Moves one dataflow forward. Other packages use its actor, `DataflowActor`."""
 
 from actors.replica.dataflow.dataflow import DataflowActor as DataflowActor

@@ -1,6 +1,6 @@
-"""Commits a step: parts first, then one compare-and-set for the output and the hidden state.
+"""Commits a step: parts first, then one compare-and-set for the output and the hidden states.
 
-An upper mismatch means that another replica was first; `rivals.ReplicaFollower` reads its append.
+An upper mismatch means that another replica was first; `ReplicaFollower` then reads its append.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from actors.runtime.telemetry import STEP_COMMIT
 
 
 class ErrorChange(msgspec.Struct, frozen=True):
-    """One error update of the output: a text, a time, and +1 (inserted) or -1 (retracted)."""
+    """One error update of the output: its text, its time, and +1 (inserted) or -1 (retracted)."""
 
     text: str
     time: Time
@@ -46,23 +46,23 @@ async def commit(
     rebuilt: bool = False,
 ) -> Frontier | None:
     """Append `[lo, hi)` to the output's shard and, in the same compare-and-set, to the hidden
-    states'.
+    states.
 
-    Parts that are `written` already, for each of the shards, hold the rows of `hidden`, too.
-    If the view is `rebuilt`, the hidden states are appended to as `[0, hi)`. Return None, or the
-    upper if it was not `lo` and nothing was appended. Raise `StorageError`.
+    `written` contains parts that already exist, for each of the shards; they include the rows of
+    `hidden`. If the view is `rebuilt`, the hidden states are appended to as `[0, hi)`. Return None,
+    or the output's upper if it was not `lo` and nothing was appended. Raise `StorageError`.
     """
     with span(STEP_COMMIT, export.shard, *interval, output.num_rows):
         parts = list(written)
         try:
             tables = () if written else (output, *hidden)
             for shard, delta in zip(shards_of(export), tables, strict=not written):
-                # A crash before the append leaves orphaned parts, which persist collects. After a
-                # crash after it, the next incarnation finds the step committed.
+                # A crash before the append leaves orphaned parts, which are collected later. After
+                # a crash following the append, the next incarnation finds the step committed.
                 parts.append(await persist.write_parts(shard, delta) if delta.num_rows else ())
             return await commit_parts(persist, export, interval, parts, errors, rebuilt=rebuilt)
         except BaseException:
-            # Persist keeps the parts of an append whose outcome is indeterminate.
+            # The stores keep the parts of an append whose outcome is indeterminate.
             with anyio.CancelScope(shield=True):
                 await persist.discard_parts([part for each in parts for part in each])
             raise
@@ -78,10 +78,10 @@ async def commit_parts(
     *,
     rebuilt: bool = False,
 ) -> Frontier | None:
-    """Append parts that are written already: the output's, then each hidden state's.
+    """Append parts that were already written: the output's, then each hidden state's.
 
-    The `extra` documents change in the same compare-and-set, or nothing changes (`WriterFenced`).
-    The rest is as in `commit`.
+    The `extra` documents change in the same compare-and-set; if they cannot, nothing changes and
+    `WriterFenced` is raised. Everything else is as in `commit`.
     """
     schema = export.plan.output
     written = [list(each) for each in parts]
@@ -107,7 +107,7 @@ async def commit_parts(
 
 
 def shards_of(export: ViewExport) -> tuple[ShardId, ...]:
-    """Return the shards that a step appends to: the output's, then each hidden state's."""
+    """Return the shards to which a step appends: the output's, then each hidden state's."""
     return (export.shard, *export.hidden_shards)
 
 
@@ -119,7 +119,7 @@ def hold_name(dataflow: ObjectId) -> str:
 def holds_at(
     description: DataflowDescription, export: ViewExport, lo: Frontier
 ) -> list[tuple[ShardId, str, Time]]:
-    """Return the holds of a view at `lo`: on its imports, its hidden state and its own output."""
+    """Return the holds of a view at `lo`: on its imports, its output and its hidden states."""
     # A restart reads everything at the time before `lo`.
     since = max(0, min(lo, EMPTY - 1) - 1)
     shards = [imported.shard for imported in description.imports]
@@ -130,10 +130,10 @@ def holds_at(
 async def move_holds(
     persist: PersistClient, description: DataflowDescription, export: ViewExport, lo: Frontier
 ) -> bool:
-    """Advance the view's holds; return False if the store did not answer."""
+    """Advance the view's holds. Return False if the store did not answer."""
     try:
         await persist.set_holds(holds_at(description, export, lo))
     except StorageError:
-        # Stale holds only delay compaction, and the next call advances them.
+        # Outdated holds only delay compaction, and the next call advances them.
         return False
     return True

@@ -1,8 +1,8 @@
 """Reads the contents of a shard at one time, as a job's input or as a table.
 
-Each read has a leased reader of its own, kept until the job that uses the files has ended. Large
-parts are passed by path, or by their place in a bucket, and never enter this process. Inline parts,
-parts of another schema and parts with error updates are read and passed as Arrow.
+Each read has its own leased reader, which is kept until the job that uses the files has ended.
+Large parts are passed by path, or by their place in a bucket, and never enter this process. Inline
+parts, parts with another schema and parts with error updates are read here and passed as Arrow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ShardContents(msgspec.Struct, frozen=True):
 
 
 def error_sums(errors: Iterable[pa.Table]) -> dict[str, int]:
-    """Return the sum of the diffs of each error text; zeros are left out."""
+    """Return the sum of the diffs of each error text, without zeros."""
     sums: dict[str, int] = {}
     for table in errors:
         rows = zip(table[ERROR].to_pylist(), table[DIFF].to_pylist(), strict=True)
@@ -44,12 +44,12 @@ def error_sums(errors: Iterable[pa.Table]) -> dict[str, int]:
 
 
 def errors_held(sums: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the errors of a collection with these sums."""
+    """Return the errors that a collection with these sums holds."""
     return tuple(sorted(text for text, diff in sums.items() if diff > 0))
 
 
 def truncated(text: str, bytes_max: int) -> str:
-    """Return the text, cut to `bytes_max` bytes of UTF-8."""
+    """Return the text, cut to at most `bytes_max` bytes of UTF-8."""
     return text.encode()[:bytes_max].decode(errors="ignore")
 
 
@@ -62,9 +62,10 @@ async def contents(
     as_of: Time,
     reader_id: str,
 ) -> AsyncIterator[ShardContents]:
-    """Yield the contents at `as_of`, with times advanced to it, leased while the block runs.
+    """Yield the contents at `as_of`, with times advanced to it. They are leased while the block
+    runs.
 
-    Waits until the shard's upper is beyond `as_of`. Raises `ReadBelowSince` and the stores' errors.
+    Wait until the shard's upper is beyond `as_of`. Raise `ReadBelowSince` and the stores' errors.
     """
     reader = await persist.open_reader(shard, reader_id)
     rows: JobRows | None = None
@@ -79,8 +80,8 @@ async def contents(
         upper = NO_UPPER
         plain_parts = {part.key for part in parts if _is_plain(part, state, schema)}
         far = [part for part in parts if part.key in plain_parts and persist.path(part) is None]
-        # All of them or none: Spark reads many parts anyway, and a few more cost it less than they
-        # would cost on the way through this process.
+        # Fetch all of them or none: Spark reads many parts anyway, and reading a few more costs
+        # less than passing them through this process.
         fetched = sum(part.bytes for part in far) <= engine.settings.engine_inline_bytes_max
         for part in parts:
             plain = part.key in plain_parts
@@ -88,7 +89,8 @@ async def contents(
             place = None
             if plain and path is None and not fetched:
                 place = None if engine.settings.engine_part_copies else persist.place(part)
-                # Neither a file nor in a bucket that Spark may read: copies on disk bound memory.
+                # Neither a local file nor in a bucket that Spark may read: copies on disk limit the
+                # memory used.
                 if place is None:
                     copies.append(engine.new_path("parquet"))
                     await persist.save(part, copies[-1])
@@ -99,7 +101,7 @@ async def contents(
                 files.append(path)
             if path is not None or place is not None:
                 if part.time_max > as_of:
-                    # The file holds later updates, too: the job cuts them off.
+                    # The file also holds later updates, which the job cuts off.
                     upper = as_of + 1
                 continue
             kept, held = split_errors(between(await persist.fetch(part, schema), 0, as_of + 1))
@@ -116,7 +118,7 @@ async def contents(
             errors_held(error_sums(errors)),
         )
     finally:
-        # Only now: the job reads the leased files until the block ends.
+        # Release the lease only now, because the job reads the leased files until the block ends.
         reader.give_up()
         with anyio.CancelScope(shield=True):
             if rows is not None:
@@ -131,8 +133,11 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _is_plain(part: BatchPart, state: ShardState, schema: TableSchema) -> bool:
-    """Return whether the part's file holds exactly these rows: the same columns and types, but that
-    it may lack the last ones, which are NULL then, or have further ones."""
+    """Return whether the part's file holds exactly these rows.
+
+    Its columns and types must be the same, except that the file may lack the last columns, which
+    are then NULL, or may have additional ones.
+    """
     if part.has_errors or part.inline is not None:
         return False
     written, wanted = schema_of(state, part.schema_id).columns, schema.columns
@@ -153,7 +158,7 @@ async def scanned(
 ) -> AsyncGenerator[pa.Table, None]:
     """Yield the updates up to `as_of`, part by part, with the error column if there is one.
 
-    Raises as `contents` does.
+    Raise what `contents` raises.
     """
     reader = await persist.open_reader(shard, reader_id)
     try:

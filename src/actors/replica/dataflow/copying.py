@@ -1,12 +1,13 @@
-"""Copies the contents of a shard at one time into files. Each copy has one actor.
+"""Copies the contents of a shard at one time into files. Each copy has its own actor.
 
 Theory of operation. The actor waits until the copy is scheduled and writes are allowed, then runs
 it once. It reads the shard at the `as_of` under a lease, part by part, writes the rows into files,
-and publishes the manifest last (`sinks.copy_output`). It sends the result once, to worker
-0 (`CopyFinished`), and rests until it is dropped. A failure is a result too: nothing is retried.
+and publishes the manifest last (`sinks.copy_output`). It sends the result once, to worker 0
+(`CopyFinished`), and then idles until it is dropped. A failure is also a result: nothing is
+retried.
 
-A row with a multiplicity of n is written n times. Memory holds one part, one piece or row group,
-and the memory that `GatheredUpdates` uses.
+A row with multiplicity n is written n times. Memory holds one part, one piece or row group, and
+whatever `GatheredUpdates` uses.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ _Message: TypeAlias = DataflowMessage | CopyPosition | _Ended
 
 
 class CopyTask(Actor[_Message]):
-    """Runs one copy. `open_output` opens its destination (tests replace it)."""
+    """Runs one copy. `open_output` opens its destination; tests replace it."""
 
     def __init__(
         self,
@@ -90,8 +91,11 @@ class CopyTask(Actor[_Message]):
         self._scratch = scratch
         self._open_output = open_output
         self._scheduled = self._writable = False
+        """True once the copy was scheduled, and once writes were allowed."""
         self._state = "suspended"
+        """Last state that was reported."""
         self._running: RunningEffect | None = None
+        """The copy in progress; set once."""
 
     async def receive(self, message: _Message) -> None:
         """Handle one message."""
@@ -109,7 +113,7 @@ class CopyTask(Actor[_Message]):
                 self._show("copied" if isinstance(result, CopyDone) else "failed", text=text)
                 self._worker.reply(CopyFinished(self._description.id, result))
             case _:
-                pass  # a copy has no inputs and no readers
+                pass  # a copy has neither inputs nor readers
 
     def _start(self) -> None:
         if self._running is not None or not (self._scheduled and self._writable):
@@ -149,7 +153,7 @@ class CopyTask(Actor[_Message]):
         self._worker.reply(status)
 
     def describe(self) -> str:
-        """Return the copy's state, as text for people."""
+        """Return the copy's state as readable text."""
         return self._state
 
 
@@ -157,15 +161,15 @@ class BlockingRunner(Protocol):
     """Runs a blocking call and waits until it has ended."""
 
     async def __call__(self, function: Callable[[], R], /) -> R:
-        """Return the call's result."""
+        """Run the function and return its result."""
         ...
 
 
 def run_to_completion(clock: ActorClock) -> BlockingRunner:
-    """Return a function that runs blocking calls on a thread, to their end even if canceled."""
+    """Return a function that runs blocking calls on a thread, and to their end even if canceled."""
 
     async def work(function: Callable[[], R], /) -> R:
-        # The canceled copy removes its files next: no call may still use one then.
+        # A canceled copy removes its files next, so no call may still be using one.
         with anyio.CancelScope(shield=True):
             result = await clock.run_blocking(function)
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -182,21 +186,21 @@ async def copy(
     scratch: Path,
     far: Callable[[CopyPosition], Any],
 ) -> CopyDone:
-    """Copy the whole contents once `as_of` is sealed; `far` receives the progress.
+    """Copy the contents once `as_of` is sealed. `far` receives the progress.
 
     Raise `ViewInError`, `CorruptData`, `InvalidUsage`, `ReadBelowSince`, `ResourceBusy`,
-    `StoreFull`, `StorageError`; then no file of the copy is left.
+    `StoreFull` or `StorageError`; no file of the copy is left then.
     """
 
     export = description.export
     if len(description.imports) != 1 or not isinstance(export, CopyToExport):
-        raise InvalidUsage(f"{description.id} is not a copy of one import")
+        raise InvalidUsage(f"{description.id} is not a copy with exactly one import")
     check_copy(export)
-    # On a thread, since it follows links in the file system.
+    # On a thread, because it follows links in the file system.
     output = await clock.run_blocking(partial(open_output, export, description.id))
     try:
         found = await output.begin()
-        # An earlier attempt finished this copy.
+        # An earlier attempt has finished this copy.
         if found is not None:
             return CopyDone(found.manifest.rows, len(found.manifest.files), found.path)
         files = output.open(export.schema.arrow(), export)
@@ -213,7 +217,7 @@ async def copy(
             sum(file.bytes for file in written),
             tuple(written),
         )
-        # Shielded: once the manifest is published the copy is valid, even if it is dropped.
+        # Shield this: once the manifest is published the copy is valid, even if it is dropped.
         with anyio.CancelScope(shield=True):
             there = await output.publish(manifest)
         return CopyDone(there.manifest.rows, len(there.manifest.files), there.path)
@@ -222,7 +226,7 @@ async def copy(
             try:
                 await output.close()
             except (StorageError, pa.ArrowException) as error:
-                text = "copy %s: what is left of it was not removed: %s"
+                text = "copy %s: cannot remove its remaining files: %s"
                 log.warning(text, description.id, error)
 
 
@@ -242,9 +246,10 @@ async def _fill(
     wait = run_to_completion(clock)
     try:
         parts, _ = await reader.snapshot(as_of)
-        # Checked before the first row is written: a view in error fails the copy.
+        # Check this before the first row is written: a view in error fails the copy.
         await _check_errors(persist, description, parts)
-        # Without retractions rows are written as they are read; else they must be summed first.
+        # Without retractions, rows are written as they are read. Otherwise they must be summed
+        # first.
         if any(part.retracts for part in parts):
             gathered = GatheredUpdates(imported.schema, scratch / "gathered")
         work, take = (output.run, files.add) if gathered is None else (wait, gathered.add)
@@ -298,7 +303,7 @@ def _summed(gathered: GatheredUpdates) -> Iterator[pa.RecordBatch]:
 
 
 def _write_some(batches: Iterator[pa.RecordBatch], files: OutputFiles) -> bool:
-    """Write a batch; return False if none is left."""
+    """Write one batch. Return False if there is none left."""
     batch = next(batches, None)
     if batch is None:
         return False

@@ -1,8 +1,8 @@
 """The dataflow actor: performs the machine's effects and feeds it the resulting events.
 
 Each dataflow has one actor. It sends commands to the listen and fetch tasks of its inputs, jobs to
-the executor, and reports to the workers. Long work runs beside it as effects, at most one stage at
-a time; a stage's result is a message.
+the executor, and reports to the workers. Long work runs in effects outside the actor, at most one
+stage at a time. The result of a stage arrives as a message.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ class StageDone(msgspec.Struct, frozen=True, gc=False):
 
 
 Stage: TypeAlias = tuple[int, Callable[[], Awaitable[Any]], Callable[[Any], StageDone]]
-"""The step's number, the function to run, and the one that maps its result to an event."""
+"""Number of the step, the function to run, and the function that turns its result into an event."""
 
 
 def commit_stage(view: ViewStages, step: DataflowStep, outcome: StepOutcome) -> Stage:
-    """Return the stage that appends the step, unless another replica was first."""
+    """Return the stage that appends the step unless another replica was first."""
     number = step.number
 
     def committed(upper: Frontier | None) -> StageDone:
@@ -108,7 +108,7 @@ def commit_stage(view: ViewStages, step: DataflowStep, outcome: StepOutcome) -> 
 
 
 def standby_stage(view: ViewStages, step: DataflowStep) -> Stage:
-    """Return the stage that waits until another replica has committed the step."""
+    """Return the stage that waits for another replica to commit the step."""
     number = step.number
 
     def overtaken(upper: Frontier) -> StageDone:
@@ -131,24 +131,29 @@ def follow_stage(view: ViewStages, step: DataflowStep) -> Stage:
 
 
 class TaskAddresses:
-    """Addresses of the tasks of the current incarnation, as workers report them. Commands go down
-    and may wait for room; answers come up in reserved room, so the wait ends."""
+    """Addresses of the tasks of the current incarnation, as the workers report them.
+
+    Commands to tasks may wait for room. Their answers come in reserved room, so the wait ends.
+    """
 
     def __init__(self, inputs: int, workers: int) -> None:
         self._inputs = inputs
         self._workers = workers
         self._listens: dict[int, ActorAddress[ListenMessage]] = {}
+        """Listen task of each input."""
         self._fetches: dict[int, dict[int, ActorAddress[FetchMessage]]] = {}
+        """Fetch tasks of each input, by worker."""
         self._turns = [0] * inputs
-        """Counters for each input, since inputs that are asked alternately must not share one."""
+        """Number of requests for each input. The inputs must not share one counter, because they
+        may be asked alternately."""
 
     def clear(self) -> None:
-        """Forget the tasks of the earlier incarnation."""
+        """Forget the tasks of the previous incarnation."""
         self._listens.clear()
         self._fetches.clear()
 
     def started(self, message: InputStarted) -> bool:
-        """Note a worker's task; return whether all tasks run."""
+        """Add a worker's task, and return whether all tasks are running."""
         self._fetches.setdefault(message.input_index, {})[message.worker] = message.fetch
         if message.listen is not None:
             self._listens[message.input_index] = message.listen
@@ -158,7 +163,7 @@ class TaskAddresses:
         )
 
     async def tell(self, input_index: int, message: ListenMessage) -> None:
-        """Send a message to the input's listen task."""
+        """Send a message to the input's listen task, if it is running."""
         listen = self._listens.get(input_index)
         if listen is None:
             return
@@ -168,7 +173,8 @@ class TaskAddresses:
             return  # no error: a new incarnation has its own tasks, and a shutdown needs none
 
     async def ask(self, input_index: int, piece: PartInterval) -> None:
-        """Ask the input's fetch tasks in turn. Raise `ResourceClosed` or `ConnectionBroken`."""
+        """Request a part from the input's fetch tasks in turn. Raise `ResourceClosed` or
+        `ConnectionBroken`."""
         self._turns[input_index] += 1
         fetches = self._fetches[input_index]
         turn = self._turns[input_index] % len(fetches)
@@ -179,9 +185,9 @@ class TaskAddresses:
 
 
 _STEP_SHARE: Final = 1.5
-"""Factor by which a paced step may exceed the expected time before its view gets too old."""
+"""Safety factor on the expected time of a paced step, so that its view does not get too old."""
 _FADING: Final = 0.9
-"""Weight of the last expectation in the expected time of a step."""
+"""Weight of the previous expectation in the expected time of a step."""
 
 _Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | m.StepDue | JobProgress
 
@@ -189,8 +195,8 @@ _Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | m.StepDue | Job
 class DataflowActor(Actor[_Message]):
     """Runs one dataflow.
 
-    It writes nothing until `WritesAllowed` comes. `arrangements` are shared within the replica,
-    which has a name (`replica`) if there are others.
+    It writes nothing until it gets `WritesAllowed`. `arrangements` are shared within the replica.
+    `replica` is the replica's name, or "" if it is the only one.
     """
 
     def __init__(
@@ -214,6 +220,7 @@ class DataflowActor(Actor[_Message]):
         self._arrangements = arrangements or SharedArrangements(scratch / "arrangements")
         self._replica = replica
         self._writable = False
+        """True once `WritesAllowed` has arrived."""
         export = description.export
         self._machine = DataflowMachine(
             inputs=len(description.imports),
@@ -227,29 +234,40 @@ class DataflowActor(Actor[_Message]):
             fetches_max=settings.fetches_in_flight_max * max(1, len(workers)),
         )
         self._view: ViewStages | None = None
-        self._passing: PassThrough | None = None
+        """Stages of a view; None for an index or subscribe."""
+        self._passthrough: PassThrough | None = None
+        """Stages of an index or subscribe; None for a view."""
         self._engine: EngineClient | None = None
+        """Client of the executor, for a view."""
         self._tasks = TaskAddresses(len(description.imports), len(workers))
+        """Addresses of the current incarnation's tasks."""
         self._stage: RunningEffect | None = None
-        self._patience: RunningEffect | None = None
-        self._pace: RunningEffect | None = None
+        """The stage in progress."""
+        self._standby_timer: RunningEffect | None = None
+        """Timer that ends the wait for another replica's append."""
+        self._pace_timer: RunningEffect | None = None
+        """Timer of a paced dataflow's next step."""
         self._step_ms = 0.0
-        """Expected time of a step, from its cut until it is durable."""
+        """Expected time in ms from the cut of a step until it is durable."""
         self._outcome: StepOutcome | PassthroughStep | None = None
+        """Result of the current step, from its computation until it is installed."""
         self._held_commit: m.CommitStep | None = None
-        self._opened: m.StateRestored | None = (
-            None  # fed once the subscribe's snapshot is acknowledged
-        )
-        self._restoring: m.RestoreState | None = None  # a view's, while its restore runs
-        self._awaiting: set[int] = set()
-        self._restore_began_ms = 0.0
-        self._step_began_ms = 0.0
+        """Commit that waits for `WritesAllowed`."""
+        self._opened: m.StateRestored | None = None
+        """Event to feed once the subscribe's snapshot has been acknowledged."""
+        self._restoring: m.RestoreState | None = None
+        """The restore in progress, of a view."""
+        self._unacknowledged: set[int] = set()
+        """Workers that have not acknowledged the current step."""
+        self._restore_began_ms = self._step_began_ms = 0.0
+        """Monotonic times at which the current restore began, and the current step was cut."""
         self._status = StatusResponse(description.id, "")
-        """Status with the measures of the last step."""
+        """Last reported status, with the measures of the last step."""
         self._frontiers = FrontierReports(description, self._machine, workers)
         persist.ledger.add(self._frontiers.memory)
         self._traces = StepTraces(persist, description)
         self._upkeep: ViewUpkeep | None = None
+        """Background work of a view."""
 
     async def on_start(self) -> None:
         """Create the members that need the actor's context."""
@@ -275,7 +293,7 @@ class DataflowActor(Actor[_Message]):
             )
             self._upkeep = ViewUpkeep(self.ctx, self._view, self._settings.hold_downgrade_ms)
         else:
-            self._passing = PassThrough(
+            self._passthrough = PassThrough(
                 description,
                 len(self._workers),
                 self._persist,
@@ -289,23 +307,23 @@ class DataflowActor(Actor[_Message]):
         self._traces.end()
         forget_steps(self._description.id)
         if self._engine is not None:
-            # Jobs are cancelled already, with their stage.
+            # Jobs were already cancelled with their stage.
             self._engine.forget()
         if self._view is not None:
             await self._view.close()
 
     def describe(self) -> str:
-        """Return what the dataflow waits for, as text for people."""
+        """Return what the dataflow is waiting for, as readable text."""
         return self._machine.waiting_for()
 
     # -- messages ----------------------------------------------------------------------------------
 
     async def receive(self, message: _Message) -> None:
-        """Handle one `DataflowMessage` or the result of a stage."""
+        """Handle a `DataflowMessage`, a timer, or the result of a stage."""
         try:
             await self._receive(message)
         except BaseException:
-            # `on_stop` does not run after a crash: release the arrangements here.
+            # `on_stop` does not run after a crash, so release the arrangements here.
             self._traces.end()
             if self._view is not None:
                 self._view.abandon()
@@ -334,7 +352,7 @@ class DataflowActor(Actor[_Message]):
                 named = zip(self._machine.inputs, self._description.imports, strict=False)
                 reply.set(tuple(s.statistics(self._description.id, i.shard) for s, i in named))
             case JobProgress():
-                # At rest only rehearsals run, which are not the dataflow's progress.
+                # At rest only rehearsals run, and these are not progress of the dataflow.
                 if self._machine.state not in REST:
                     self._show(self._machine.state.value, message.shown())
             case WritesAllowed():
@@ -343,12 +361,13 @@ class DataflowActor(Actor[_Message]):
                 if held is not None:
                     await self._perform(held)
                 elif self._restoring is not None and self._stage is not None:
-                    # The read-only restore may wait for another writer: now it may write itself.
+                    # The read-only restore may be waiting for another writer; now it may write
+                    # itself.
                     self._stage.cancel()
                     self._restore(self._restoring)
             case CompactionAllowed(frontier=frontier):
                 if frontier >= EMPTY:
-                    # The worker stops this actor soon; until then it rests.
+                    # The worker will stop this actor soon; it idles until then.
                     await self._feed(m.DropRequested())
             case _:
                 assert_never(message)
@@ -358,7 +377,7 @@ class DataflowActor(Actor[_Message]):
         try:
             effects = self._machine.handle(event)
         except LocalProtocolError as error:
-            # A task broke the protocol, so its input cannot be trusted: freeze the incarnation.
+            # A task broke the protocol, so its input cannot be trusted. Freeze the incarnation.
             log.warning("%s: %s", self.ctx.path, error)
             broken = ListenFailed(self._description.id, self._machine.incarnation, 0, error)
             effects = self._machine.handle(broken)
@@ -374,7 +393,7 @@ class DataflowActor(Actor[_Message]):
         match event:
             case m.StateRestored(incarnation=incarnation) if incarnation == machine.incarnation:
                 if isinstance(result, SubscribeBatch):
-                    # Listening starts only when the subscriber has acknowledged the snapshot.
+                    # Start listening only after the subscriber has acknowledged the snapshot.
                     self._opened = event
                     self._emit(result)
                     return
@@ -384,7 +403,7 @@ class DataflowActor(Actor[_Message]):
                 if self._upkeep is not None:
                     self._upkeep.warm(incarnation)
             case m.DropRequested() if isinstance(result, SubscribeBatch):
-                self._emit(result)  # the batch has the error that ends the subscribe
+                self._emit(result)  # the batch contains the error that ends the subscribe
             case m.StepInstalled():
                 self._traces.installed(machine.step, self._status)
                 if self._upkeep is not None:
@@ -393,7 +412,7 @@ class DataflowActor(Actor[_Message]):
             case m.StandbyExpired() | m.UpperMismatched() if (
                 current and machine.state is DataflowPhase.STANDING_BY
             ):
-                # The append and its timeout race: the first ends the other.
+                # The append and its timeout race; whichever is first cancels the other.
                 self._end_stage()
             case m.StepComputed() | m.ReplicaFollowed() if current:
                 self._outcome = result
@@ -411,7 +430,7 @@ class DataflowActor(Actor[_Message]):
             await self._feed(m.InputsReady(message.incarnation))
 
     async def _acknowledged(self, incarnation: int, worker: int, upper: Frontier) -> None:
-        """Note that a worker has installed or passed on the step's updates, or the snapshot."""
+        """Record that a worker has installed or passed on the step's updates, or the snapshot."""
         opened = self._opened
         if opened is not None and (incarnation, upper) == (opened.incarnation, opened.lo):
             self._opened = None
@@ -420,9 +439,9 @@ class DataflowActor(Actor[_Message]):
         step = self._machine.step
         if step is None or (incarnation, upper) != (step.incarnation, step.hi):
             return
-        if worker in self._awaiting:
-            self._awaiting.discard(worker)
-            if not self._awaiting:
+        if worker in self._unacknowledged:
+            self._unacknowledged.discard(worker)
+            if not self._unacknowledged:
                 self._traces.installed(step, self._status)
                 await self._feed(m.StepInstalled(step.number))
 
@@ -471,7 +490,7 @@ class DataflowActor(Actor[_Message]):
                 if isinstance(self._description.export, SubscribeExport) and lo < EMPTY:
                     self._emit(SubscribeBatch(lo, EMPTY))
                 self._tell_workers(StopInputs(self._description.id, self._machine.incarnation))
-                self._show("dropped", "complete: nothing more will come")
+                self._show("dropped", "complete: no more changes will follow")
 
     def _run_stage(
         self,
@@ -479,7 +498,7 @@ class DataflowActor(Actor[_Message]):
         run: Callable[[], Awaitable[T]],
         done: Callable[[T], StageDone],
     ) -> None:
-        """Run a stage beside the actor; failures become the machine's events."""
+        """Run a stage outside the actor. Its failures become events of the machine."""
         incarnation = self._machine.incarnation
 
         def failed(error: Exception) -> StageDone:
@@ -490,7 +509,7 @@ class DataflowActor(Actor[_Message]):
                 log.exception("%s: a stage failed", self.ctx.path, exc_info=error)
             text = f"{type(error).__name__}: {error}"
             restart, final = isinstance(error, ReadBelowSince), isinstance(error, JobTooLarge)
-            # Memory may do for half of the rows.
+            # The memory may be enough for half of the rows.
             too_large = isinstance(error, EngineError) and not isinstance(error, EngineUnavailable)
             return StageDone(m.StageFailed(incarnation, number, text, restart, too_large, final))
 
@@ -499,7 +518,7 @@ class DataflowActor(Actor[_Message]):
     def _restore(self, effect: m.RestoreState) -> None:
         self._restore_began_ms = self.ctx.monotonic_ms()
         incarnation, lo = effect.incarnation, effect.lo
-        view, passing = self._view, self._passing
+        view, passing = self._view, self._passthrough
         restoring = self._traces.restoring
         if view is not None:
             self._restoring = effect
@@ -538,8 +557,8 @@ class DataflowActor(Actor[_Message]):
         self._outcome = None
         rows_in = sum(table.num_rows for tables in step.deltas for table in tables)
         self._begin_measures(rows_in)
-        computed, work = m.StepComputed(step.number), self._view or self._passing
-        assert work is not None, "made at the start"
+        computed, work = m.StepComputed(step.number), self._view or self._passthrough
+        assert work is not None, "on_start creates it"
         self._run_stage(
             step.number, lambda: work.compute(step), lambda made: StageDone(computed, made)
         )
@@ -548,7 +567,7 @@ class DataflowActor(Actor[_Message]):
         view, step = self._view, effect.step
         assert view is not None, "only a view is durable"
         if not self._writable:
-            # Kept until `WritesAllowed` comes: a read-only replica computes but does not write.
+            # Keep it until `WritesAllowed`: a read-only replica computes but does not write.
             self._held_commit = effect
             return
         if step.error is not None or not step.times:
@@ -561,22 +580,22 @@ class DataflowActor(Actor[_Message]):
         self._run_stage(*commit_stage(view, step, outcome))
 
     def _stand_by(self, step: DataflowStep) -> None:
-        assert self._view is not None, "only a view is raced for"
+        assert self._view is not None, "only views race with other replicas"
         done = StageDone(m.StandbyExpired(step.number))
-        # The other replica may have died: this one makes the step itself after `standby_ms`.
-        self._patience = self.ctx.after(self._settings.standby_ms, done)
+        # The other replica may have died, so this one computes the step itself after `standby_ms`.
+        self._standby_timer = self.ctx.after(self._settings.standby_ms, done)
         self._run_stage(*standby_stage(self._view, step))
 
     def _follow(self, step: DataflowStep) -> None:
-        assert self._view is not None, "only a view is raced for"
+        assert self._view is not None, "only views race with other replicas"
         self._begin_measures()
         self._run_stage(*follow_stage(self._view, step))
 
     def _install(self, step: DataflowStep) -> bool:
-        """Pass the step on; return True if a subscribe ends with it, in error."""
+        """Pass the step on. Return True if it ends a subscribe with an error."""
         if not step.times and not step.snapshot:
             self._begin_measures()
-        # Cleared here, so that the step's rows are not kept until the next step.
+        # Clear it here, so that the step's rows are not kept until the next step.
         view, outcome, self._outcome = self._view, self._outcome, None
         if view is not None:
             assert isinstance(outcome, StepOutcome)
@@ -584,42 +603,43 @@ class DataflowActor(Actor[_Message]):
             installed = StageDone(m.StepInstalled(step.number))
             self._run_stage(step.number, lambda: view.install(step, computed), lambda _: installed)
             return False
-        assert self._passing is not None
+        assert self._passthrough is not None
         if not isinstance(outcome, PassthroughStep) or outcome.number != step.number:
-            outcome = self._passing.make(step)  # without changes, so it does not block
+            outcome = self._passthrough.make(step)  # there are no changes, so this does not block
         self._status = msgspec.structs.replace(self._status, rows_out=outcome.rows)
         if outcome.batch is not None:
-            self._awaiting = {0}
+            self._unacknowledged = {0}
             self._emit(outcome.batch)
             return outcome.batch.error is not None
-        self._awaiting = set(range(len(self._workers)))
+        self._unacknowledged = set(range(len(self._workers)))
         with use_context(self._traces.here):
             for worker, install in zip(self._workers, outcome.installs, strict=True):
                 worker.reply(install)
         return False
 
     def _pace_step(self, number: int, lo: Frontier) -> None:
-        """Set the timer of the next step so that it ends just before the output is too old."""
+        """Set the timer of the next step so that the step ends just before the output gets too
+        old."""
         export = self._description.export
         assert isinstance(export, ViewExport), "only a view is paced"
         target_ms = export.target_lag_ms
         age_ms = max(0, self.ctx.now_ms() - lo)
         delay_ms = max(0.0, target_ms - age_ms - _STEP_SHARE * self._step_ms)
-        if self._pace is not None:
-            self._pace.cancel()
-        self._pace = self.ctx.after(delay_ms, m.StepDue(number))
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
+        self._pace_timer = self.ctx.after(delay_ms, m.StepDue(number))
 
     def _end_stage(self) -> None:
-        for work in (self._stage, self._patience):
+        for work in (self._stage, self._standby_timer):
             if work is not None:
                 work.cancel()
-        self._stage = self._patience = None
+        self._stage = self._standby_timer = None
 
     def _cancel_work(self) -> None:
         self._traces.end()
         self._end_stage()
-        if self._pace is not None:
-            self._pace.cancel()
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
         if self._upkeep is not None:
             self._upkeep.cancel()
         self._held_commit = None
@@ -629,7 +649,7 @@ class DataflowActor(Actor[_Message]):
     def _tell_workers(self, message: DataflowReport) -> None:
         """Send a message to every worker."""
         for worker in self._workers:
-            # In reserved room: the worker may wait for room here, so a wait could deadlock.
+            # Use reserved room: the worker may be waiting for room here, so waiting could deadlock.
             worker.reply(message)
 
     async def _ask(self, input_index: int, piece: PartInterval) -> None:
@@ -670,6 +690,6 @@ class DataflowActor(Actor[_Message]):
         self._workers[0].reply(self._status)
 
     def _begin_measures(self, rows_in: int = 0) -> None:
-        """Begin to measure a step."""
+        """Start the measurements of a step."""
         self._step_began_ms = self.ctx.monotonic_ms()
         self._status = StatusResponse(self._description.id, "", rows_in=rows_in)

@@ -1,19 +1,21 @@
 """Tracks the described and fetched parts of each input, for the machine. Pure.
 
-Theory of operation. A listen task describes parts; nothing is fetched until the budget has room for
-it, so a slow dataflow accumulates descriptions, not bytes. A described part becomes a
-`PartInterval`: the part and the described interval of times. A piece is *waiting*, then
-*outstanding* (asked for), then its rows are *held* until the step that covers them takes them.
+Theory of operation. A listen task describes parts. Nothing is fetched until the budget has room for
+it, so a slow dataflow accumulates descriptions rather than bytes. A described part becomes a
+`PartInterval`: the part with the interval of times that the description covers. Such a piece is
+first *waiting*, then *outstanding* (requested). Finally its rows are *held* until the step that
+covers them takes them.
 
 Invariants:
 
-- a time is sealed for an input when the input has been described beyond it and no waiting or
-  outstanding piece may hold an earlier time; results are matched by (time, key) and counted per
-  time, so their order does not matter;
-- held rows lie in the piece's interval; rows beyond a step's `hi` stay held for the next step;
-- progress never goes back.
+- A time is sealed for an input once the input has been described beyond it and no waiting or
+  outstanding piece may contain an earlier time. Results are matched by (time, key) and counted per
+  time, so their order does not matter.
+- Held rows lie in the interval of their piece. Rows beyond a step's `hi` stay held for the next
+  step.
+- Progress never goes back.
 
-`cutting` chooses the times of steps.
+`step_choice` chooses where a step ends.
 """
 
 from __future__ import annotations
@@ -46,10 +48,11 @@ class PartInterval(msgspec.Struct, frozen=True, gc=False):
     lower: Time
     upper: Frontier
     time: Frontier
-    """The description's upper; fetches are counted by it."""
+    """Upper of the description; fetches are counted by it."""
     snapshot: bool
     group: int
-    """Number of the piece's description, which is answered once all its pieces are done with."""
+    """Number of the piece's description, whose credit is returned once all of its pieces are
+    done."""
 
 
 class HeldRows(msgspec.Struct, frozen=True, gc=False):
@@ -62,7 +65,7 @@ class HeldRows(msgspec.Struct, frozen=True, gc=False):
 
 
 class SnapshotProgress(msgspec.Struct):
-    """Progress of reading a snapshot, in parts and bytes."""
+    """Progress of reading snapshots, in parts and bytes."""
 
     parts_read: int = 0
     parts_total: int = 0
@@ -86,6 +89,8 @@ def total_reading(inputs: Iterable[DataflowInput]) -> SnapshotProgress:
 
 
 class _Group(msgspec.Struct):
+    """Number of pieces of a description that are not done, and the description's size."""
+
     pieces: int
     bytes: int
 
@@ -97,22 +102,31 @@ class DataflowInput:
         self.index = index
         self.as_of = as_of
         self.progress: Frontier = 0 if snapshot else as_of + 1
+        """Frontier up to which the input was described."""
         self.waiting: deque[PartInterval] = deque()
+        """Described pieces that have not been requested yet."""
         self.outstanding: dict[tuple[Frontier, str], deque[PartInterval]] = {}
+        """Requested pieces, by (time, key of the part)."""
         self.counts: dict[Frontier, int] = {}
-        """Outstanding fetches per time; a time without any is absent."""
+        """Number of outstanding fetches for each time; times without any are absent."""
         self.lost: list[PartInterval] = []
-        """Pieces that could not be fetched: their times are never sealed."""
+        """Pieces that could not be fetched. Their times are never sealed."""
         self.held: list[HeldRows] = []
+        """Fetched rows that no step has taken yet."""
         self.held_bytes = 0
+        """Size of the held rows."""
         self.reading = SnapshotProgress()
+        """Progress of reading the snapshot."""
         self._groups: dict[int, _Group] = {}
-        """Descriptions not yet answered."""
+        """Descriptions whose pieces are not all done, by number."""
         self._described = 0
+        """Number of descriptions so far."""
         self._filtered = FilteredParts(0, 0, 0)
+        """Counts of parts that the listen task filtered out, as last reported."""
 
     def describe(self, described: PartsDescribed) -> list[PartInterval]:
-        """Add a description, and return pieces without rows of interest (to be released).
+        """Add a description, and return its pieces that contain nothing of interest (to be
+        released).
 
         Call `answers` with them next, even if there are none. Raise `LocalProtocolError` if the
         description leaves a gap or goes back.
@@ -121,7 +135,7 @@ class DataflowInput:
         if described.upper < self.progress or (described.lower > self.progress and not snapshot):
             raise LocalProtocolError(
                 f"input {self.index} is described to {format_frontier(self.progress)}; a"
-                f" description of [{described.lower}, {described.upper}) does not continue it"
+                f" description of [{described.lower}, {described.upper}) does not continue there"
             )
         self._described += 1
         self._filtered = described.filtered or self._filtered
@@ -129,11 +143,11 @@ class DataflowInput:
         self._groups[self._described] = _Group(len(described.parts), size)
         idle = []
         for part in described.parts:
-            # A compacted batch may repeat older updates: the interval cuts them off.
+            # A compacted batch may repeat older updates, which the interval cuts off.
             lower = 0 if snapshot else max(part.lower, described.lower)
             upper = self.as_of + 1 if snapshot else min(part.upper, described.upper)
             piece = PartInterval(part, lower, upper, described.upper, snapshot, self._described)
-            # Without rows or times of interest a part need not be fetched.
+            # A part without rows or times of interest need not be fetched.
             if part.rows and lower < upper:
                 self.waiting.append(piece)
             else:
@@ -145,9 +159,9 @@ class DataflowInput:
         return idle
 
     def answers(self, done: Iterable[PartInterval]) -> list[int]:
-        """Mark pieces as done with, and return the bytes of each description that this completes.
+        """Mark pieces as done, and return the bytes of each description that is now complete.
 
-        Without pieces, complete the descriptions that had none.
+        If there are no pieces, complete the descriptions that had none.
         """
         for piece in done:
             self._groups[piece.group].pieces -= 1
@@ -167,31 +181,32 @@ class DataflowInput:
         return None
 
     def fetched(self, message: PartFetched) -> tuple[PartInterval, pa.Table]:
-        """Return the piece that a result answers, and its rows of interest (not yet held).
+        """Return the piece that a result belongs to, and its rows of interest, which are not held
+        yet.
 
-        Raise `LocalProtocolError` for a part that was not asked for.
+        Raise `LocalProtocolError` for a part that was not requested.
         """
-        piece = self._answered(message)
+        piece = self._take_outstanding(message)
         if piece.snapshot:
             self.reading.add(SnapshotProgress(parts_read=1, bytes_read=piece.part.bytes))
-        return piece, _of_interest(message.updates, piece, self.as_of)
+        return piece, _relevant_updates(message.updates, piece, self.as_of)
 
     def lose(self, message: FetchFailed) -> PartInterval:
-        """Note that a piece cannot be fetched, and return it.
+        """Record that a piece cannot be fetched, and return it.
 
-        Raise `LocalProtocolError` for a part that was not asked for.
+        Raise `LocalProtocolError` for a part that was not requested.
         """
-        piece = self._answered(message)
+        piece = self._take_outstanding(message)
         self.lost.append(piece)
         return piece
 
-    def _answered(self, message: PartFetched | FetchFailed) -> PartInterval:
-        """Remove the piece that an answer is for from the outstanding ones, and return it."""
+    def _take_outstanding(self, message: PartFetched | FetchFailed) -> PartInterval:
+        """Remove the piece that a result belongs to from the outstanding ones, and return it."""
         asked = self.outstanding.get((message.time, message.key))
         if not asked:
             raise LocalProtocolError(
                 f"input {self.index}: part {message.key!r} was fetched at"
-                f" {format_frontier(message.time)} but not asked for"
+                f" {format_frontier(message.time)} but was not requested"
             )
         piece = asked.popleft()
         if not asked:
@@ -211,7 +226,7 @@ class DataflowInput:
                 self.held_bytes += made.bytes
 
     def sealed(self, frontier: Frontier) -> bool:
-        """Return whether every update below `frontier` is held (or was taken)."""
+        """Return whether every update below `frontier` is held or was already taken."""
         if self.progress < frontier:
             return False
         return not any(piece.lower < frontier for piece in self.pending())
@@ -222,14 +237,14 @@ class DataflowInput:
         return held or any(piece.lower < frontier for piece in self.pending())
 
     def pending(self) -> Iterable[PartInterval]:
-        """Yield pieces whose rows have not arrived."""
+        """Yield the pieces whose rows have not arrived."""
         yield from self.waiting
         yield from self.lost
         for pieces in self.outstanding.values():
             yield from pieces
 
     def outstanding_bytes(self) -> int:
-        """Return the bytes of the outstanding parts."""
+        """Return the total size of the outstanding parts."""
         return sum(piece.part.bytes for pieces in self.outstanding.values() for piece in pieces)
 
     def take(self, hi: Frontier) -> list[pa.Table]:
@@ -243,7 +258,7 @@ class DataflowInput:
                 self.held.append(each)
                 self.held_bytes += each.bytes
             else:
-                # Only tables across `hi` are copied.
+                # Only tables that extend across `hi` are copied.
                 taken.append(between(each.rows, each.first, hi))
                 self.hold(between(each.rows, hi, EMPTY))
         return _joined(taken)
@@ -265,12 +280,12 @@ class DataflowInput:
         )
 
     def validate(self) -> None:
-        """Assert the invariants (tests call this after every event)."""
+        """Assert the invariants. Tests call this after every event."""
         counted: dict[Frontier, int] = {}
         for (time, _), pieces in self.outstanding.items():
-            assert pieces, "an answered fetch is still listed"
+            assert pieces, "an answered fetch is still outstanding"
             counted[time] = counted.get(time, 0) + len(pieces)
-        assert counted == self.counts, f"fetches are counted {self.counts}, listed {counted}"
+        assert counted == self.counts, f"fetches were counted as {self.counts}, but are {counted}"
         assert self.reading.parts_read <= self.reading.parts_total
         assert self.reading.bytes_read <= self.reading.bytes_total
         assert self.held_bytes == sum(each.bytes for each in self.held)
@@ -278,7 +293,7 @@ class DataflowInput:
 
 
 def _joined(tables: Iterable[pa.Table]) -> list[pa.Table]:
-    """Return the tables concatenated without copying, one table for each set of columns."""
+    """Return the tables concatenated without copying, one for each set of columns."""
     # Only some tables have an error column.
     alike: dict[tuple[str, ...], list[pa.Table]] = {}
     for table in tables:
@@ -286,11 +301,12 @@ def _joined(tables: Iterable[pa.Table]) -> list[pa.Table]:
     return [each[0] if len(each) == 1 else pa.concat_tables(each) for each in alike.values()]
 
 
-def _of_interest(updates: pa.Table, piece: PartInterval, as_of: Time) -> pa.Table:
-    """Return the updates in the piece's interval; those of a snapshot at its as_of."""
+def _relevant_updates(updates: pa.Table, piece: PartInterval, as_of: Time) -> pa.Table:
+    """Return the updates in the piece's interval. Those of a snapshot get its as_of as their
+    time."""
     if not updates.num_rows:
         return updates
-    # Fetch tasks have cut the updates already, so this is usually a check only.
+    # Fetch tasks have already cut the updates, so usually this only checks.
     times = pc.min_max(updates[TIME])
     if times["min"].as_py() < piece.lower or times["max"].as_py() >= piece.upper:
         updates = between(updates, piece.lower, piece.upper)
@@ -302,8 +318,10 @@ def _of_interest(updates: pa.Table, piece: PartInterval, as_of: Time) -> pa.Tabl
 def ask_parts(
     inputs: Sequence[DataflowInput], before: Frontier, fetches_max: int
 ) -> list[tuple[DataflowInput, PartInterval]]:
-    """Return pieces with times below `before` to fetch now, at most `fetches_max` outstanding in
-    all."""
+    """Return pieces with times below `before` to request now.
+
+    At most `fetches_max` pieces are outstanding over all inputs.
+    """
     found: list[tuple[DataflowInput, PartInterval]] = []
     out = sum(count for input_ in inputs for count in input_.counts.values())
     for input_ in inputs:

@@ -1,8 +1,9 @@
-"""Runs one dataflow's jobs in the executor: rows go inline or as files, answers come as Arrow.
+"""Runs one dataflow's jobs in the executor: rows are sent inline or as files, answers come as
+Arrow.
 
-A job's id names its step: ``dataflow/incarnation/number/what``, preceded by the replica's name if
-several replicas run. Rows above `engine_inline_bytes_max` travel as files in the dataflow's own
-scratch folder, which are removed when the job has ended.
+A job's id names its step: ``dataflow/incarnation/number/what``, with the replica's name in front if
+several replicas run. Rows larger than `engine_inline_bytes_max` travel as files in the dataflow's
+own scratch folder, which are removed when the job has ended.
 """
 
 from __future__ import annotations
@@ -55,25 +56,25 @@ from actors.runtime.telemetry import BYTES, PREPARED, ROWS, SPARK_JOB, SPARK_MS
 from actors.runtime.threshold_probes import ENGINE_ANSWER, ENGINE_INPUT
 
 LOOP_ROWS_MAX = 5_000
-"""Rows that are worked on on the event loop: of few rows a thread makes a filter twice as long
-(November 2026)."""
+"""Maximum number of rows that are processed on the event loop: for a few rows, a thread makes a
+filter take twice as long (November 2026)."""
 
 T = TypeVar("T")
 
 
 class JobResult(msgspec.Struct, frozen=True):
-    """Rows that a job made, and the time that Spark took."""
+    """Rows that a job produced, and the time that Spark took."""
 
     rows: pa.Table
     spark_ms: float
     prepared: bool = False
     wait_ms: float = 0.0
-    """Time waiting for the engine, and in the engine for other jobs."""
+    """Time in ms spent waiting for the engine, and within it for other jobs."""
 
 
 class MadeFiles(msgspec.Struct, frozen=True):
-    """Parquet files that a job made, to be adopted or removed; none if there is no row. Or objects
-    in a bucket, to be adopted."""
+    """Parquet files that a job wrote, to be adopted or removed (none if there is no row), or
+    objects in a bucket, to be adopted."""
 
     files: tuple[FileDone, ...]
     objects: tuple[ObjectDone, ...] = ()
@@ -94,9 +95,9 @@ class EngineClient:
         watcher: ActorAddress[Any] | None = None,
         replica: str = "",
     ) -> None:
-        """Create the client; `watcher` receives the progress of long jobs.
+        """Create the client. `watcher` receives the progress of long jobs.
 
-        `replica` distinguishes the jobs and plans of several replicas in one engine.
+        `replica` distinguishes the jobs and plans of several replicas that share an engine.
         """
         self.clock = clock
         self.settings = settings
@@ -106,40 +107,47 @@ class EngineClient:
         self._watcher = watcher
         self._scratch = scratch
         self._files = 0
+        """Number of files created so far; it names the next one."""
         self._announced: PreparePlan | None = None
-        """Plan that the engine does not know yet."""
+        """Plan that has not yet been sent to the engine."""
         self._prepared = False
+        """True once the engine has prepared the plan."""
         self._preparing = Lock()
+        """Held while the plan is being prepared."""
         self.frequent: LikelyRun | None = None
-        """Runs whose rehearsal the engine recommended last; the rehearsing caller clears it."""
+        """Run whose rehearsal the engine last recommended; the caller that rehearses it clears
+        this."""
         self._maybe_known = False
-        """True if the engine may know the plan, prepared or not."""
+        """True if the engine may know the plan, whether prepared or not."""
 
     def job_id(self, incarnation: int, number: int, what: str) -> str:
         """Return the name of one job of a step."""
         return f"{self.dataflow}/{incarnation}/{number}/{what}"
 
     def announce(self, plan: DeltaPlan, incarnation: int) -> None:
-        """Set the plan, to be sent with the first job that names it, or by `prepared`."""
+        """Set the plan. It is sent with the first job that names it, or by `prepared`."""
         # The executor itself prepares the plan in every new engine process.
         if not self._prepared:
             job_id = self.job_id(incarnation, 0, "prepare")
             self._announced = PreparePlan(job_id, self.dataflow, plan)
 
     async def prepared(self) -> None:
-        """Prepare the plan in the engine, unless that is done. Raise the executor's errors."""
+        """Prepare the plan in the engine, if this has not been done yet. Raise the executor's
+        errors."""
         async with self._preparing:
             job = self._announced
             if job is None:
                 return
-            # Set before the answer: a canceled or lost check may leave the plan in the engine.
+            # Set it before the answer: a canceled or lost check may leave the plan in the engine.
             self._maybe_known = True
             answer = await self._ask(job)
             if not isinstance(answer, PlanPrepared):
                 raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
             self._announced, self._prepared = None, True
 
-    async def _ask_beside(self, job: StepJob | ComputeDifference | SelectContents) -> Answer:
+    async def _ask_while_checking(
+        self, job: StepJob | ComputeDifference | SelectContents
+    ) -> Answer:
         """Run a job while its plan is being checked."""
         refused: list[Exception] = []
         answers: list[Answer] = []
@@ -148,11 +156,12 @@ class EngineClient:
             try:
                 await self.prepared()
             except Exception as error:  # noqa: BLE001 - raised below, as itself
-                # Before the job's own error, which may only follow from the refused plan.
+                # Put it before the job's own error, which may only follow from the refused plan.
                 refused.insert(0, error)
 
         async with create_task_group() as tasks:
-            # Side by side: the engine knows a plan as soon as it is sent, so the job need not wait.
+            # Run both concurrently: the engine knows a plan as soon as it was sent, so the job need
+            # not wait.
             tasks.start_soon(check)
             await checkpoint()  # the plan must be sent before the job that names it
             try:
@@ -178,13 +187,14 @@ class EngineClient:
         await self._ask(RehearseSteps(job_id, self.dataflow, tuple(runs)))
 
     async def work(self, rows: int, run: Callable[[], T]) -> T:
-        """Run a computation on `rows` rows: here if they are few, else in a thread."""
+        """Run a computation on `rows` rows: here if there are few, otherwise in a thread."""
         return await self.clock.run_blocking(run) if rows > LOOP_ROWS_MAX else run()
 
     async def pack(
         self, schema: TableSchema, updates: pa.Table, advance_to: int | None = None
     ) -> JobRows:
-        """Return updates as a job's input: inline if small, else as a file in scratch."""
+        """Return updates as a job's input: inline if small, otherwise as a file in the scratch
+        folder."""
         updates = updates.select([*schema.names, "__time", "__diff"]).cast(schema.arrow_updates())
         if not ENGINE_INPUT.crossed(updates.nbytes > self.settings.engine_inline_bytes_max):
             return JobRows(schema=schema, arrow=to_ipc(updates), advance_to=advance_to)
@@ -198,7 +208,7 @@ class EngineClient:
         return self._scratch / "jobs" / f"rows-{self._files}.{kind}"
 
     async def discard(self, rows: JobRows) -> None:
-        """Remove the file that `pack` made, if it made one."""
+        """Remove the file that `pack` may have written."""
         path = rows.arrow_file
         if path is not None:
             await self.clock.run_blocking(lambda: Path(path).unlink(missing_ok=True))
@@ -207,21 +217,23 @@ class EngineClient:
         """Run a job. Raise `DefiniteError`, `EngineLost` and the job's other errors."""
         made = await self.run_into_files(job)
         if isinstance(made, MadeFiles):
-            raise LocalProtocolError(f"{job.job_id} was answered with files, not asked for")
+            raise LocalProtocolError(
+                f"{job.job_id} was answered with files that were not requested"
+            )
         return made
 
     async def run_into_files(
         self, job: StepJob | ComputeDifference | SelectContents
     ) -> JobResult | MadeFiles:
-        """Run a job whose answer may be files, if the job asks for them. Raises as `run` does."""
+        """Run a job whose answer may be files, if the job allows that. Raise what `run` raises."""
         with span(SPARK_JOB, job.job_id, self.dataflow) as opened:
             known = self._announced is None
             asked = self.clock.monotonic_ms()
-            answer = await (self._ask(job) if known else self._ask_beside(job))
+            answer = await (self._ask(job) if known else self._ask_while_checking(job))
             if not isinstance(answer, RowsDone):
                 raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
             if opened is not None:
-                _take_over(opened, answer)
+                _record_result(opened, answer)
             if answer.frequent is not None:
                 self.frequent = answer.frequent
         wait_ms = max(0.0, self.clock.monotonic_ms() - asked - answer.spark_ms)
@@ -246,7 +258,7 @@ class EngineClient:
         try:
             return await self._executor.ask(run)
         except get_cancelled_exc_class():
-            # Best effort: a job that is not canceled ends by itself, and its answer is dropped.
+            # Best effort: a job that is not canceled ends by itself, and its answer is discarded.
             with suppress(WouldBlock, ResourceClosed, ConnectionBroken):
                 self._executor.send_nowait(CancelJob(job.job_id))
             raise
@@ -259,8 +271,8 @@ class EngineClient:
                 self._executor.send_nowait(SubmitJob(job, ReplySlot[Answer]()))
 
 
-def _take_over(opened: OpenSpan, answer: RowsDone) -> None:
-    """Note the job's results in its span, and export the engine's own spans."""
+def _record_result(opened: OpenSpan, answer: RowsDone) -> None:
+    """Record the job's results in its span, and export the engine's own spans."""
     opened.note(ROWS, answer.rows)
     opened.note(SPARK_MS, round(answer.spark_ms, 3))
     opened.note(PREPARED, answer.prepared)
@@ -287,7 +299,7 @@ def _write_file(path: Path, updates: pa.Table) -> None:
             writer.write_table(updates)
     except OSError as error:
         raise StorageError(
-            f"rows for the engine could not be written to {path}: {error}", determinate=True
+            f"cannot write rows for the engine to {path}: {error}", determinate=True
         ) from None
 
 
@@ -303,6 +315,6 @@ def _take_file(path: Path) -> pa.Table:
         table = pa.ipc.open_file(source).read_all()
     except (pa.ArrowException, OSError) as error:
         raise MalformedFrame(f"the engine's answer {path} is not an Arrow file: {error}") from None
-    # The mapping keeps the pages as long as the table is in use.
+    # The mapping keeps the pages for as long as the table is in use.
     path.unlink(missing_ok=True)
     return table

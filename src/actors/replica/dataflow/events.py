@@ -1,8 +1,8 @@
 """Events that the dataflow machine handles, effects that it returns, its step and states. Pure.
 
 Events of the inputs (`PartsDescribed`, `PartFetched`, `FetchFailed`, `ListenFailed`) are the
-protocol's own messages. An event that names an incarnation or a step's number applies to that one
-only. `machine` explains the states, and has the table of its transitions.
+protocol's own messages. An event that names an incarnation or the number of a step applies only to
+that one. `machine` explains the states and contains the table of transitions.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from actors.runtime.progress import Frontier, Time
 E = TypeVar("E", bound=msgspec.Struct)
 
 
-# A step's events carry its number: what comes late, of a step that was given up, is told apart by
-# it (`DataflowMachine.handle`).
+# A step's events carry its number, so that `DataflowMachine.handle` can recognize late events of a
+# step that was abandoned.
 class DataflowStep(msgspec.Struct, frozen=True, gc=False):
     """One step, named by (dataflow, incarnation, number)."""
 
@@ -31,23 +31,24 @@ class DataflowStep(msgspec.Struct, frozen=True, gc=False):
     lo: Time
     hi: Frontier
     times: tuple[Time, ...]
-    """Distinct times at which the inputs changed, ascending; empty if only the upper moves."""
+    """Distinct times at which the inputs changed, ascending. Empty if only the upper advances."""
     deltas: tuple[tuple[pa.Table, ...], ...]
     """Updates below `hi`, for each input."""
     in_error: bool
     """True if the collection holds a definite error before this step."""
     snapshot: bool = False
-    """True for the first step of a pass-through incarnation, whose deltas are contents at the
+    """True for the first step of an index or subscribe, whose deltas are the contents at the
     as_of."""
     error: str | None = None
-    """Definite error that is this step's result."""
+    """Definite error that is the result of this step."""
     followed: bool = False
     """True if another replica has committed the step."""
 
     def is_divisible(self, *, temporal: bool) -> bool:
         """Return whether the step may change the output at more than one time.
 
-        Those are its own times; if the clock alone changes the output (`temporal`), any time.
+        These are the times of the step, or any time if the clock alone changes the output
+        (`temporal`).
         """
         return self.hi - self.lo > 1 if temporal else len(self.times) > 1
 
@@ -60,9 +61,9 @@ class SuspensionEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class StateRestored(msgspec.Struct, frozen=True, gc=False):
-    """The durable state was read: steps continue from `lo`, and inputs are read from `as_of`.
+    """The durable state was read: steps continue from `lo`, and inputs are read from `as_of` on.
 
-    Snapshots (of the inputs marked in `snapshots`) are the rows of the first step.
+    The first step contains the snapshots of the inputs marked in `snapshots`.
     """
 
     incarnation: int
@@ -73,7 +74,7 @@ class StateRestored(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsReady(msgspec.Struct, frozen=True, gc=False):
-    """The listen and fetch tasks of this incarnation run."""
+    """The listen and fetch tasks of this incarnation are running."""
 
     incarnation: int
 
@@ -98,7 +99,7 @@ class StepCommitted(msgspec.Struct, frozen=True, gc=False):
 
 
 class UpperMismatched(msgspec.Struct, frozen=True, gc=False):
-    """Another replica moved the output's upper first, to `upper`."""
+    """Another replica was first to advance the output's upper, to `upper`."""
 
     number: int
     upper: Frontier
@@ -111,14 +112,14 @@ class StandbyExpired(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicaFollowed(msgspec.Struct, frozen=True, gc=False):
-    """Another replica's append was read; `error` is the output's error after it."""
+    """Another replica's append was read. `error` is the output's error after it."""
 
     number: int
     error: str | None = None
 
 
 class StepInstalled(msgspec.Struct, frozen=True, gc=False):
-    """Arrangements and readers have the step's delta."""
+    """Arrangements and readers have received the step's delta."""
 
     number: int
 
@@ -127,8 +128,8 @@ class StageFailed(msgspec.Struct, frozen=True, gc=False):
     """A stage failed with an indefinite error of a store or the engine.
 
     Args:
-        number: The step's, 0 while hydrating.
-        restart: Only a new incarnation can help; repeating the stage cannot.
+        number: Number of the step; 0 while hydrating.
+        restart: Repeating the stage cannot help; a new incarnation is needed.
         too_large: The step may be too large for the engine.
         final: The step is too large for the engine, and would be again.
     """
@@ -148,7 +149,7 @@ class RetryDue(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepDue(msgspec.Struct, frozen=True, gc=False):
-    """The step after number `number` is due: later the output would be too old."""
+    """The step after number `number` is due; if it came later the output would be too old."""
 
     number: int
 
@@ -182,14 +183,14 @@ Event: TypeAlias = (
 
 
 class RestoreState(msgspec.Struct, frozen=True, gc=False):
-    """Read (or first compute) the durable state; answered by `StateRestored`."""
+    """Read the durable state, or compute it first if needed. Answered by `StateRestored`."""
 
     incarnation: int
     lo: Time
 
 
 class StartTasks(msgspec.Struct, frozen=True, gc=False):
-    """Start this incarnation's listen and fetch tasks; answered by `InputsReady`."""
+    """Start this incarnation's listen and fetch tasks. Answered by `InputsReady`."""
 
     incarnation: int
 
@@ -217,52 +218,52 @@ class ReleaseParts(msgspec.Struct, frozen=True, gc=False):
 
 
 class GrantCredit(msgspec.Struct, frozen=True, gc=False):
-    """Grant credit of `bytes` to an input: all parts of one description were consumed."""
+    """Grant an input credit of `bytes`, because all parts of one description were consumed."""
 
     input_index: int
     bytes: int
 
 
 class ComputeStep(msgspec.Struct, frozen=True, gc=False):
-    """Compute the step; answered by `StepComputed` or `FailedDefinitely`."""
+    """Compute the step. Answered by `StepComputed` or `FailedDefinitely`."""
 
     step: DataflowStep
 
 
 class CommitStep(msgspec.Struct, frozen=True, gc=False):
-    """Make the step durable; answered by `StepCommitted` or `UpperMismatched`."""
+    """Make the step durable. Answered by `StepCommitted` or `UpperMismatched`."""
 
     step: DataflowStep
 
 
 class StandBy(msgspec.Struct, frozen=True, gc=False):
-    """Let another replica make the step; answered by `UpperMismatched` if it has, or
-    `StandbyExpired`."""
+    """Wait for another replica to commit the step. Answered by `UpperMismatched` if one does,
+    otherwise by `StandbyExpired`."""
 
     step: DataflowStep
 
 
 class FollowReplica(msgspec.Struct, frozen=True, gc=False):
-    """Read another replica's append from `lo` to `hi`; answered by `ReplicaFollowed`."""
+    """Read another replica's append from `lo` to `hi`. Answered by `ReplicaFollowed`."""
 
     step: DataflowStep
 
 
 class InstallStep(msgspec.Struct, frozen=True, gc=False):
-    """Pass the delta to arrangements and readers; answered by `StepInstalled`."""
+    """Pass the delta to arrangements and readers. Answered by `StepInstalled`."""
 
     step: DataflowStep
 
 
 class ReportFrontier(msgspec.Struct, frozen=True, gc=False):
-    """Report the new frontier; `step` moved it (None: the restore)."""
+    """Report the new frontier. `step` advanced it; None: the restore did."""
 
     frontier: Frontier
     step: DataflowStep | None
 
 
 class PublishStatus(msgspec.Struct, frozen=True, gc=False):
-    """Publish the state, for people."""
+    """Publish the state and a text for the status."""
 
     state: str
     text: str
@@ -275,7 +276,7 @@ class RetryLater(msgspec.Struct, frozen=True, gc=False):
 
 
 class PaceStep(msgspec.Struct, frozen=True, gc=False):
-    """Send `StepDue` just before the output, complete below `lo`, gets too old."""
+    """Send `StepDue` just before the output, which is complete below `lo`, gets too old."""
 
     number: int
     lo: Frontier
@@ -286,7 +287,7 @@ class CancelWork(msgspec.Struct, frozen=True, gc=False):
 
 
 class FinishDataflow(msgspec.Struct, frozen=True, gc=False):
-    """End the dataflow: `lo` reached `until` or the empty frontier."""
+    """End the dataflow, because `lo` reached `until` or the empty frontier."""
 
     lo: Frontier
 
@@ -316,7 +317,7 @@ Effect: TypeAlias = (
 
 
 class DataflowPhase(enum.Enum):
-    """State of a dataflow."""
+    """State of a dataflow; `machine` explains the states."""
 
     SUSPENDED = "suspended"
     HYDRATING = "hydrating"
@@ -343,7 +344,7 @@ LIVE: Final = (DataflowPhase.HYDRATING, *REST, *CARRYING)
 
 
 class StateTransition(msgspec.Struct, frozen=True, gc=False):
-    """Handler of an event in a state, and the states in which it may leave the machine."""
+    """Handler of an event in a state, and the states to which it may lead."""
 
     handler: Callable[[Any, Any], list[Effect]]
     """Takes the machine and the event."""
@@ -351,13 +352,13 @@ class StateTransition(msgspec.Struct, frozen=True, gc=False):
 
 
 TransitionTable: TypeAlias = dict[tuple[DataflowPhase, type[msgspec.Struct]], StateTransition]
-"""The transition of each state and event; a pair that is absent is not accepted."""
+"""Transition for each accepted pair of state and event."""
 
 
-def moves(
+def same_targets(
     states: Iterable[DataflowPhase], *targets: DataflowPhase, stays: bool = False
 ) -> dict[DataflowPhase, frozenset[DataflowPhase]]:
-    """Return the same targets for each of `states`, and the state itself if it may stay."""
+    """Map each of `states` to the same targets, plus the state itself if it may stay."""
     return {state: frozenset((*targets, state) if stays else targets) for state in states}
 
 
@@ -366,5 +367,5 @@ def on_event(
     handler: Callable[[Any, E], list[Effect]],
     targets: Mapping[DataflowPhase, frozenset[DataflowPhase]],
 ) -> TransitionTable:
-    """Return the transitions of one event; `targets` has the states that accept it."""
+    """Return the transitions for one event. The keys of `targets` are the states that accept it."""
     return {(state, event): StateTransition(handler, found) for state, found in targets.items()}

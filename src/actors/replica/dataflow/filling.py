@@ -2,11 +2,11 @@
 
 Theory of operation. The first view that needs an unfilled arrangement of an import fills it, part
 by part. An arrangement that ends before the view's `lo` gets the missing updates (the gap). Hidden
-states are read by their one view. All read through a leased reader of their own, one part in memory
-at a time (a gap: at most one dataflow's byte budget).
+states are read by the one view that owns them. Every read has its own leased reader and keeps one
+part in memory (or, for a gap, at most the byte budget of one dataflow).
 
-Compaction raises times to one below the shard's since at most. So a gap may be read from `lower`
-on if ``since <= lower``, and no update is inserted twice.
+Compaction raises times at most to one below the shard's since. A gap may therefore be read from
+`lower` on if ``since <= lower``, and no update is inserted twice.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def make_ready(
                 continue
             filling = handle.claim()
             if filling is None:
-                await _settled(handle)
+                await _wait_filled(handle)
                 continue
             try:
                 await _fill(engine, persist, handle, filling, schema, reader_id)
@@ -60,35 +60,36 @@ async def make_ready(
 
 
 async def fill_hidden(
-    engine: EngineClient, persist: PersistClient, touched: StateLookups, reader_id: str
+    engine: EngineClient, persist: PersistClient, lookups: StateLookups, reader_id: str
 ) -> None:
-    """Read the hidden states' rows below the view's `lo` from their shards, a part at a time.
-    Meanwhile no step may change a hidden state.
+    """Read the hidden states' rows below the view's `lo` from their shards, one part at a time.
 
-    Raise `ReadBelowSince` if only a new incarnation can continue, and the stores' errors.
+    No step may change a hidden state meanwhile. Raise `ReadBelowSince` if only a new incarnation
+    can continue, and the stores' errors.
     """
-    await engine.clock.run_blocking(touched.empty_hidden)
-    # An attempt that is given up may go on in its thread, with arrangements that are closed.
-    hidden = touched.hidden
+    await engine.clock.run_blocking(lookups.empty_hidden)
+    # An abandoned attempt may continue in its thread, on arrangements that are closed.
+    hidden = lookups.hidden
     for target in hidden.by_target:
-        shard = touched.hidden_shards[InputName.parse(target).number]
+        shard = lookups.hidden_shards[InputName.parse(target).number]
         reader = await persist.open_reader(shard, reader_id)
         try:
-            # Read after the reader is open, as empty steps move it on: holds follow behind it.
-            lo = touched.imports.lo
+            # Read `lo` after the reader is open, because empty steps advance it and the holds
+            # follow.
+            lo = lookups.imports.lo
             parts, _ = await reader.snapshot(lo - 1)
-            # One at a time: a state may be as large as the inputs.
+            # Read one part at a time, because a state may be as large as the inputs.
             for part in parts:
-                rows = await persist.fetch(part, touched.schema(target))
+                rows = await persist.fetch(part, lookups.schema(target))
                 add = partial(hidden.insert, target)
                 await engine.clock.run_blocking(partial(_insert, add, rows, lo))
                 reader.release([part.key])
         finally:
             await reader.close()
-    touched.hidden_filled = True
+    lookups.hidden_filled = True
 
 
-async def _settled(handle: ArrangementHandle) -> None:
+async def _wait_filled(handle: ArrangementHandle) -> None:
     """Wait while another caller fills the arrangement."""
     event = anyio.Event()
     # The filling dataflow runs on this event loop, so it may set the event directly.
@@ -106,14 +107,16 @@ async def _fill(
 ) -> None:
     reader = await persist.open_reader(handle.shard, reader_id)
     try:
-        # Read after the reader is open: its lease keeps the since from passing the updates to read.
+        # Read the since after the reader is open: the lease then keeps it below the updates to
+        # read.
         since = (await persist.state(handle.shard)).since
         await engine.clock.run_blocking(partial(filling.start, since))
-        # Filled to the shard's upper, so that every other view of the input finds its `lo` in it.
+        # Fill up to the shard's upper, so that every other view of the input finds its `lo`
+        # covered.
         upper = max(handle.lo, await persist.upper(handle.shard))
         parts, _ = await reader.snapshot(upper - 1)
         for part in parts:
-            # By its statistics the part has no row that the arrangement keeps.
+            # According to its statistics, the part has no row that the arrangement keeps.
             if handle.rows is not None and handle.rows.verdict(part) is PartVerdict.DISCARD:
                 reader.release([part.key])
                 continue
@@ -148,7 +151,7 @@ async def _close_gap(
             return
         try:
             batches, _ = await reader.next(lower)
-        # Once this arrangement is retired, a new incarnation opens another one.
+        # The arrangement is retired here, and a new incarnation opens another one.
         except ReadBelowSince:
             handle.retire()
             raise
@@ -157,7 +160,7 @@ async def _close_gap(
         if FILLING_GAP.crossed(size > most):
             handle.retire()
             raise ReadBelowSince(
-                f"the arrangement of {handle.shard} ends at {lower}, too far before {lo}"
+                f"the arrangement of {handle.shard} ends at {lower}, too far below {lo}"
             )
         fetched = [await persist.fetch(part, schema) for part in parts]
 

@@ -1,13 +1,13 @@
 """Computes the first contents of a view and streams them into parts.
 
-Theory of operation. The engine computes the view once. An answer in memory is cut into output and
+Theory of operation. The engine computes the view once. An answer in memory is split into output and
 hidden states and written as parts. A large answer comes as files: a file with exactly the columns
-of the output's parts is adopted, others are read, cut and written again piece by piece. One
-append then names all parts, so a view exists whole or not at all. The parts of a killed process
-become orphans, except the noted chunks of an additive view (`hydration_journal`).
+of the output's parts is adopted; others are read, split and written again piece by piece. One
+append then names all parts, so a view has either all of its contents or none. The parts of a killed
+process become orphans, except the recorded chunks of an additive view (`hydration_journal`).
 
-Of a large answer, at most `PIECE_ROWS` rows are in memory. Rows of files are not
-consolidated: equal rows may be in several parts, and sum up as updates do.
+At most `PIECE_ROWS` rows of a large answer are in memory. Rows of files are not consolidated: equal
+rows may be in several parts, and add up as updates do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FirstContents(msgspec.Struct, frozen=True):
     parts: list[list[BatchPart]]
     """Parts of the output, then of each hidden state."""
     extra: Sequence[CompareAndSet] = ()
-    """Deletes the hydration's note."""
+    """Changes that delete the hydration's note."""
 
 
 async def first_parts(
@@ -58,9 +58,9 @@ async def first_parts(
     as_of: Time,
     name: tuple[int, int],
 ) -> FirstContents:
-    """Write the view at `as_of` as parts and return them for an append.
+    """Write the view at `as_of` as parts, and return them for an append.
 
-    Raise as `recompute` does; then no part is left but those of noted chunks.
+    Raise what `recompute` raises; then no parts are left but those of recorded chunks.
     """
     async with AsyncExitStack() as stack:
         inputs = await open_contents(stack, engine, persist, imports, as_of, name)
@@ -87,11 +87,11 @@ async def _chunk_by_chunk(
         for chunk in chunks[len(note.done) :]:
             (parts,) = await _computed(engine, persist, export, chunk, as_of, name)
             note = msgspec.structs.replace(note, done=(*note.done, tuple(parts)))
-            # Saved before the next chunk: a crash repeats at most one.
+            # Save it before the next chunk, so that a crash repeats at most one chunk.
             if not await notes.save(note):
                 await persist.discard_parts(parts)
                 raise StorageError(
-                    f"another service hydrates {export.shard}: the note of this one was replaced",
+                    f"another service is hydrating {export.shard} and has replaced the note",
                     determinate=True,
                 )
     except (DefiniteError, JobTooLarge):
@@ -112,10 +112,10 @@ async def _computed(
 ) -> list[list[BatchPart]]:
     """Run the engine once, and return parts of the output and of each hidden state."""
     with AnswerFolders(persist, export) as folders:
-        return await _run_whole(engine, persist, export, inputs, as_of, name, folders)
+        return await _run_once(engine, persist, export, inputs, as_of, name, folders)
 
 
-async def _run_whole(
+async def _run_once(
     engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
@@ -124,7 +124,7 @@ async def _run_whole(
     name: tuple[int, int],
     folders: AnswerFolders,
 ) -> list[list[BatchPart]]:
-    """Run the engine, whose executors may write into the folders; return the parts."""
+    """Run the engine, whose executors may write into the folders, and return the parts."""
     places = folders.places
     job = full_job(engine, export.plan, inputs, as_of, name, into_files=True, into_bucket=places)
     made = await engine.run_into_files(job)
@@ -132,8 +132,8 @@ async def _run_whole(
     parts = await folders.adopt(objects)
     try:
         for file in files:
-            if await _fits(engine, export, file):
-                # Adopting saves reading and writing the rows again.
+            if await _is_adoptable(engine, export, file):
+                # Adopting the file avoids reading and rewriting the rows.
                 part = await persist.adopt_file(
                     export.shard, Path(file.path), file.rows, as_of, as_of
                 )
@@ -156,7 +156,7 @@ async def _write(
     piece: pa.Table,
     parts: list[list[BatchPart]],
 ) -> None:
-    """Cut a piece and write it, with one part list for each shard."""
+    """Split a piece and write it; `parts` has one list for each shard."""
     output, hidden = await engine.clock.run_blocking(lambda: split_deltas(export.plan, piece))
     shards = shards_of(export)
     for shard, delta, written in zip(shards, (output, *hidden), parts, strict=True):
@@ -164,8 +164,9 @@ async def _write(
             written += await persist.write_parts(shard, delta)
 
 
-async def _fits(engine: EngineClient, export: ViewExport, file: FileDone) -> bool:
-    """Return whether a file can be a part of the output unchanged: same columns, and some rows."""
+async def _is_adoptable(engine: EngineClient, export: ViewExport, file: FileDone) -> bool:
+    """Return whether a file can be a part of the output as it is: same columns, and at least one
+    row."""
     if export.plan.hidden or not file.rows:
         return False
     wanted = export.plan.output.arrow_updates()
@@ -182,7 +183,7 @@ async def _fits(engine: EngineClient, export: ViewExport, file: FileDone) -> boo
 async def _pieces(
     engine: EngineClient, made: JobResult | MadeFiles
 ) -> AsyncGenerator[pa.Table, None]:
-    """Yield the rows: those in memory as one piece, those of remaining files in many."""
+    """Yield the rows: those in memory as one piece, those in the remaining files in many."""
     if isinstance(made, JobResult):
         yield made.rows
         return
@@ -199,7 +200,7 @@ async def _pieces(
                         break
                     yield pa.Table.from_batches([batch])
         except (pa.ArrowException, OSError) as error:
-            raise MalformedFrame(f"the engine's answer {path} cannot be read: {error}") from None
+            raise MalformedFrame(f"cannot read the engine's answer {path}: {error}") from None
 
 
 def _remove(files: Sequence[FileDone]) -> None:

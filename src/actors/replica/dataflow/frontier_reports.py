@@ -1,7 +1,7 @@
 """Reports a dataflow's frontiers and memory to its workers.
 
-All inputs are described up to *input*; the output is known to be durable up to *write*, and
-installed up to *output*. A report never goes back and never repeats the last.
+All inputs are described up to *input*. The output is known to be durable up to *write*, and is
+installed up to *output*. Reports never go back and never repeat the previous one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class FrontierReports:
     ) -> None:
         self._machine = machine
         alone = isinstance(description.export, SubscribeExport)
-        # Only worker 0 has a subscribe.
+        # Only worker 0 runs a subscribe.
         self._workers = workers[:1] if alone else workers
         self._last = DataflowProgress(description.id, 0, 0, 0)
+        """The last report."""
 
     def memory(self) -> list[MemoryUse]:
-        """Return the memory of changes, for a `MemoryLedger`: waiting ones, and those of the
-        current step."""
+        """Return the memory of waiting changes and of the current step's changes, for a
+        `MemoryLedger`."""
         inputs, step = self._machine.inputs, self._machine.step
         waiting = [held for input_ in inputs for held in input_.held]
         taken = [] if step is None else [table for tables in step.deltas for table in tables]
@@ -43,17 +44,18 @@ class FrontierReports:
         return [MemoryUse("changes", self._last.dataflow, rows, size)] if rows else []
 
     def after(self, event: Event, number: int) -> None:
-        """Report the frontiers that an event moved; `number` is the last step cut before it."""
+        """Report the frontiers that an event advanced. `number` is the last step cut before the
+        event."""
         machine = self._machine
         step = machine.step
-        # Most steps of idle views are without changes: only their end is reported. Descriptions
-        # that come during a step are reported at once, since the step may take long.
+        # Most steps of an idle view have no changes, so only their end is reported. Descriptions
+        # that arrive during a step are reported immediately, because the step may take long.
         behind = isinstance(event, PartsDescribed) and machine.number == number
         if step is None or step.times or step.snapshot or behind:
             self.report()
 
     def report(self) -> None:
-        """Report the frontiers, if they have moved."""
+        """Report the frontiers, if they have advanced."""
         machine, last = self._machine, self._last
         known = min((input_.progress for input_ in machine.inputs), default=0)
         if not machine.input_count:

@@ -1,8 +1,8 @@
-"""Changes that wait while a view is in error.
+"""Changes that are kept while a view is in error.
 
-A view in error keeps its states where they were before the error. As long as the changes since then
-are few, they are kept here, and a step over all of them ends the error: a row that came and went
-again cancels out, and nothing is computed whole.
+A view in error leaves its states as they were before the error. As long as there are few changes
+since then, they are kept here, and one step over all of them ends the error: a row that was
+inserted and deleted again cancels out, and the view need not be recomputed in full.
 """
 
 from __future__ import annotations
@@ -17,28 +17,32 @@ from actors.runtime.memory_ledger import MemoryUse
 from actors.runtime.progress import Frontier, Time
 
 HELD_BYTES_MAX = 8 * 1024 * 1024
-"""Beyond it a view is computed in full to end its error."""
+"""If the changes exceed this size, the view is recomputed in full to end its error."""
 
 
 class HeldChanges:
-    """Plain updates of a view's imports from `lo` on, bounded by `HELD_BYTES_MAX`."""
+    """Plain updates of a view's imports from `lo` on, limited to `HELD_BYTES_MAX`."""
 
     def __init__(self, dataflow: str, schemas: Sequence[TableSchema]) -> None:
         self._dataflow = dataflow
         self._shapes = [schema.arrow_updates() for schema in schemas]
         self.lo: Frontier | None = None
-        """Upper of the view's states; None if nothing is held."""
+        """Upper of the view's states; None if nothing is kept."""
         self._tables: list[list[pa.Table]] = [[] for _ in self._shapes]
+        """Kept updates of each import, in order."""
         self._bytes = 0
+        """Size of the kept updates."""
 
     def memory(self) -> list[MemoryUse]:
-        """Return the memory that is held, for a `MemoryLedger`."""
+        """Return the memory of the kept updates, for a `MemoryLedger`."""
         rows = sum(table.num_rows for tables in self._tables for table in tables)
         return [MemoryUse("held", self._dataflow, rows, self._bytes)] if rows else []
 
     def hold(self, lo: Frontier, plain: Sequence[pa.Table]) -> bool:
-        """Add the updates of a step from `lo`, one table for each import or none at all; return
-        False, adding nothing, if they are too many."""
+        """Keep the updates of a step from `lo`, which has one table for each import or none at all.
+
+        Return False, and keep nothing new, if they would exceed the limit.
+        """
         size = self._bytes + sum(table.nbytes for table in plain)
         if size > HELD_BYTES_MAX:
             return False
@@ -49,14 +53,14 @@ class HeldChanges:
         return True
 
     def at(self, time: Time, plain: Sequence[pa.Table]) -> tuple[tuple[pa.Table, ...], ...]:
-        """Return the held updates and these as a step's deltas, summed up at one time."""
+        """Return the kept updates and `plain` as the deltas of one step, summed at `time`."""
         return tuple(
             (consolidate(advance(concat([*tables, table], shape), time)),)
             for tables, table, shape in zip(self._tables, plain, self._shapes, strict=True)
         )
 
     def release(self) -> list[pa.Table]:
-        """Return the held updates as they came, for each import, and hold none."""
+        """Return the kept updates as they arrived, for each import, and clear them."""
         tables, self._tables = self._tables, [[] for _ in self._shapes]
         self.lo, self._bytes = None, 0
         return [concat(each, shape) for each, shape in zip(tables, self._shapes, strict=True)]

@@ -1,13 +1,17 @@
 """Restores a view from its durable state, and hydrates it first if needed.
 
-The output shard's upper U decides. At 0 the view is *fresh*: it is computed whole at the `as_of`,
-and appended as [0, as_of + 1) at time `as_of`. A view whose plan has changed is computed whole at
-U, and its hidden state begins there; or it takes the contents that a view of the new plan has
-computed beside it. Otherwise the view *resumes* at lo = U: imports are read from
-U - 1, which the view's own durable holds keep readable. If a since has passed U - 1 nevertheless,
-the view is recomputed at the least readable time, the difference is appended there, and the times
-that cannot be known any more hold an error: a read there is refused, never wrong. Finally the
-hidden state, and the errors of the imports and the output, are read into memory.
+The upper U of the output shard decides:
+
+- U is 0: the view is *fresh*. It is computed in full at the `as_of` and appended as [0, as_of + 1)
+  at time `as_of`.
+- The view's plan has changed: the view is computed in full at U, and its hidden state starts there;
+  or it takes the contents that a view with the new plan has computed alongside it.
+- Otherwise the view *resumes* at lo = U. Imports are read from U - 1, which the view's own durable
+  holds keep readable. If a since has nevertheless passed U - 1, the view is recomputed at the
+  earliest readable time and the difference is appended there. The times in between can no longer be
+  known and hold an error, so a read there is refused rather than wrong.
+
+Finally the hidden state, and the errors of the imports and the output, are read into memory.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from actors.replica.dataflow.contents import (
 from actors.replica.dataflow.engine import EngineClient
 from actors.replica.dataflow.first_contents import first_parts
 from actors.replica.dataflow.policy import StepChooser
-from actors.replica.dataflow.recompute import held_text, recompute, taken_difference
+from actors.replica.dataflow.recompute import output_error_text, recompute, taken_difference
 from actors.replica.dataflow.state_lookups import ImportArrangements, StateLookups
 from actors.replica.dataflow.step import empty_deltas
 from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, DefiniteError, InvalidUsage, JobTooLarge
@@ -45,7 +49,7 @@ log = logging.getLogger("penstock.dataflow")
 
 
 class ResumedHydration(msgspec.Struct, frozen=True):
-    """State that a new incarnation starts from."""
+    """State with which a new incarnation starts."""
 
     lo: Frontier
     touched: StateLookups | None
@@ -70,18 +74,19 @@ async def restore(
     *,
     writable: bool,
 ) -> ResumedHydration:
-    """Hydrate if needed, then read the durable state. Raise what stores and engine raise.
+    """Hydrate the view if needed, then read its durable state. Raise the errors of the stores and
+    the engine.
 
-    `hydrating` is called before contents are computed, to start work that may run beside that.
-    Without `writable` (read-only) a view that needs hydration waits until another replica has
+    `hydrating` is called before contents are computed, to start work that may run at the same time.
+    If the view is not `writable` (read-only) and needs hydration, wait until another replica has
     written it.
     """
     name = (incarnation, 0)
-    upper, as_of = await _start_of(persist, description, export)
+    upper, as_of = await _find_start(persist, description, export)
     shards = [imported.shard for imported in description.imports]
-    # Reserves the arrangements at the future `lo`, so that other views' compaction does not pass it
-    # while this view is computed. They are filled later, as its own are: a view is readable before
-    # it can be stepped.
+    # Reserve the arrangements at the future `lo`, so that other views' compaction does not pass it
+    # while this view is computed. They are filled later, like its own: a view can be read before it
+    # can be stepped.
     reserved = ImportArrangements(
         export.plan, shards, arrangements, upper if as_of is None else as_of + 1
     )
@@ -95,17 +100,18 @@ async def restore(
                 hydrating()
                 await _hydrate(engine, persist, description, export, as_of, upper, name)
                 rows = await _rows(persist, description, as_of + 1)
-                # Contents that were taken say nothing of what computing them costs.
+                # Adopting existing contents does not tell what computing them would cost.
                 if not (export.taken_shard and upper == export.rebuilt_at):
                     chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
-            upper, as_of = await _start_of(persist, description, export)
+            upper, as_of = await _find_start(persist, description, export)
         with suppress(JobTooLarge, InvalidUsage):  # the steps raise it again
             await engine.prepared()
         if is_empty(upper):
             nothing: tuple[dict[str, int], ...] = tuple({} for _ in description.imports)
             return ResumedHydration(upper, None, (), nothing)
         await move_holds(persist, description, export, upper)
-        # Not on a thread: a cancelled call's result would be lost, and its files stay open.
+        # Not on a thread: the result of a cancelled call would be lost, and its files would stay
+        # open.
         touched = StateLookups(
             export.plan,
             shards,
@@ -123,15 +129,15 @@ async def restore(
         reserved.close()
 
 
-async def _start_of(
+async def _find_start(
     persist: PersistClient, description: DataflowDescription, export: ViewExport
 ) -> tuple[Frontier, Time | None]:
-    """Return the output's upper, and the time to compute the view at.
+    """Return the output's upper, and the time at which to compute the view.
 
     The time is None if the view resumes from the upper, or has ended.
     """
-    # Read before the upper: another replica moves the upper before its holds, so a since beyond the
-    # upper is a true gap.
+    # Read the sinces before the upper: another replica advances the upper before its holds, so a
+    # since beyond the upper is a real gap.
     sinces = [(await persist.state(imported.shard)).since for imported in description.imports]
     upper = await persist.upper(export.shard)
     since = max(sinces, default=0)
@@ -139,7 +145,7 @@ async def _start_of(
         return upper, None
     if upper == export.rebuilt_at:
         if export.taken_shard:
-            # Nobody appends to it any more: it was handed over with the hidden states.
+            # No one appends to the shard any more: it was handed over with the hidden states.
             return upper, await persist.upper(export.taken_shard) - 1
         return upper, max(since, upper or description.as_of)
     return upper, since if since > upper - 1 else None
@@ -161,12 +167,12 @@ async def _hydrate(
         held = await errors_of(persist, export.shard, export.plan.output, upper - 1, reader_id)
     if export.taken_shard and upper == export.rebuilt_at:
         first = upper or description.as_of
-        await _take(engine, persist, export, as_of, (upper, first), held, name)
+        await _append_taken(engine, persist, export, as_of, (upper, first), held, name)
         return
     changes = [ErrorChange(text, as_of, -1) for text in held]
     first = upper if upper > 0 else description.as_of
     if as_of > first:
-        gap = f"contents from {first} to {as_of} cannot be known: the inputs were compacted"
+        gap = f"contents from {first} to {as_of} are not available: the inputs were compacted"
         changes += _gap(first, as_of, gap)
     interval, imports = (upper, as_of + 1), description.imports
     rebuilt = 0 < upper == export.rebuilt_at
@@ -174,7 +180,7 @@ async def _hydrate(
         if upper == 0 and export.plan.strata:
             with engine.failures.judged():
                 whole = await first_parts(engine, persist, export, imports, as_of, name)
-            # An upper mismatch is no error: another replica has hydrated the view.
+            # An upper mismatch is not an error: another replica has hydrated the view.
             await commit_parts(persist, export, interval, whole.parts, changes, whole.extra)
             return
         with AnswerFolders(persist, export) as folders, engine.failures.judged():
@@ -190,7 +196,7 @@ async def _hydrate(
                 folders=folders,
             )
     except (DefiniteError, JobTooLarge) as error:
-        text = truncated(held_text(error), ERROR_TEXT_BYTES_MAX)
+        text = truncated(output_error_text(error), ERROR_TEXT_BYTES_MAX)
         deltas = empty_deltas(export.plan)
         changes.append(ErrorChange(text, as_of, 1))
     await commit(
@@ -206,34 +212,38 @@ async def _hydrate(
 
 
 def _gap(lower: Time, upper: Time, text: str) -> list[ErrorChange]:
-    """Return an error at the times in `[lower, upper)`."""
+    """Return the changes of an error that exists at the times in `[lower, upper)`."""
     return [ErrorChange(text, lower, 1), ErrorChange(text, upper, -1)]
 
 
-async def _take(
+async def _append_taken(
     engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
     as_of: Time,
-    begun: tuple[Frontier, Time],
+    start: tuple[Frontier, Time],
     held: Sequence[str],
     name: tuple[int, int],
 ) -> None:
-    """Append what the taken shard has up to `as_of`, in place of the former contents, from the
-    output's upper on. The hidden states are there already. `begun`: that upper, and the first time
-    that is read."""
-    upper, first = begun
+    """Append the contents of the taken shard up to `as_of`, replacing the view's earlier contents.
+
+    The hidden states are already in place. `start` is the output's upper, from which the append
+    starts, and the first time that is read.
+    """
+    upper, first = start
     changes = [ErrorChange(text, first, -1) for text in held]
-    assert export.taken_shard is not None, "asked by the caller"
+    assert export.taken_shard is not None, "the caller has checked it"
     since = (await persist.state(export.taken_shard)).since
     if since > first:
-        # The view stood still before the one that takes its place began.
-        changes += _gap(first, since, f"the view stood still from {first} until it was replaced")
+        # The view stopped before the view that replaces it started.
+        changes += _gap(
+            first, since, f"the view was not updated from {first} until it was replaced"
+        )
     output = await taken_difference(
-        engine, persist, export, as_of, begun, engine.job_id(*name, "taken")
+        engine, persist, export, as_of, start, engine.job_id(*name, "taken")
     )
     alone = msgspec.structs.replace(export, hidden_shards=())
-    # An upper mismatch is no error: another replica has taken them.
+    # An upper mismatch is not an error: another replica has already appended them.
     await commit(persist, alone, (upper, as_of + 1), output, (), changes)
 
 
@@ -279,7 +289,7 @@ async def _error_sums(
     if not any(part.has_errors for batch in state.batches for part in batch.parts):
         return {}
     tables = []
-    # Reads only the parts that hold errors.
+    # Read only the parts that contain errors.
     async with aclosing(
         scanned(persist, shard, schema, as_of, reader_id, errors_only=True)
     ) as parts:

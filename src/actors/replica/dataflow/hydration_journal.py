@@ -1,14 +1,14 @@
-"""Checkpoints of the hydration of an additive view: contents computed chunk by chunk.
+"""Checkpoints of the hydration of an additive view, whose contents are computed chunk by chunk.
 
-Theory of operation. A plan is *additive* when its output over a union of inputs is the union of
-its outputs: projections, filters and UNION ALL. The files of its imports are cut into chunks.
-Each chunk is computed alone, and its parts are noted in a document before the next chunk begins.
-After a crash hydration resumes after the last chunk noted. The append of the contents deletes the
-note in the same compare-and-set.
+Theory of operation. A plan is *additive* if its output over a union of inputs is the union of its
+outputs: projections, filters and UNION ALL. The files of its imports are grouped into chunks. Each
+chunk is computed on its own, and its parts are recorded in a document (the note) before the next
+chunk starts. After a crash, hydration resumes after the last recorded chunk. The append of the
+contents deletes the note in the same compare-and-set.
 
-A note holds for one `as_of` and one list of chunks, each named by the files and rows it reads. If
-compaction has replaced any of them, a noted part is gone, or the note is damaged, hydration
-starts over. Views with a hidden state or a join are not additive, and always start over.
+A note is valid for one `as_of` and one list of chunks, each named by the files and rows it reads.
+If compaction has replaced any of them, a recorded part is gone, or the note is damaged, hydration
+starts over. Views with a hidden state or a join are not additive and always start over.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from actors.runtime.progress import ShardId, Time
 
 
 class HydrationNote(msgspec.Struct, frozen=True):
-    """Checkpoint of a hydration: its chunks by name, and the output's parts of each finished
+    """Checkpoint of a hydration: its chunks by name, and the output's parts for each finished
     chunk."""
 
     as_of: Time
@@ -52,7 +52,7 @@ _DECODER = msgspec.msgpack.Decoder(HydrationNote)
 
 
 def note_key(shard: ShardId) -> str:
-    """Return the key of the document with the note of an output's shard."""
+    """Return the key of the document that holds the note for an output's shard."""
     return f"hydration/{shard}"
 
 
@@ -81,10 +81,10 @@ def _linear(node: Node) -> bool:
 
 
 def split_into_chunks(inputs: Sequence[JobRows], bytes_max: int) -> list[list[JobRows]]:
-    """Return the contents cut into chunks, one `JobRows` for each input.
+    """Return the contents split into chunks, each with one `JobRows` for each input.
 
-    A chunk holds files of one input, up to `bytes_max` bytes but at least one file; the last chunk
-    holds the rows that are in no file. Blocks to read the files' sizes.
+    A chunk contains files of one input, up to `bytes_max` bytes but at least one file. The last
+    chunk contains the rows that are not in files. Blocks to read the sizes of files.
     """
     nothing = [
         msgspec.structs.replace(rows, files=(), objects=(), arrow=None, arrow_file=None)
@@ -139,9 +139,11 @@ class HydrationJournal:
         self._persist = persist
         self._shard = shard
         self._seqno: int | None = None
+        """Seqno of the stored note; None if there is none."""
 
     async def load(self, as_of: Time, chunks: tuple[str, ...]) -> HydrationNote:
-        """Return the note to resume from, an empty one if none fits. Raise `StorageError`."""
+        """Return the note to resume from, or an empty one if none is usable. Raise
+        `StorageError`."""
         fresh = HydrationNote(as_of, chunks)
         head = await self._persist.head(note_key(self._shard))
         self._seqno = None if head is None else head.seqno
@@ -153,7 +155,7 @@ class HydrationJournal:
             return fresh
         parts = [part for done in found.done for part in done]
         # Claimed parts do not become orphans while this process hydrates. The claim fails if the
-        # orphan grace passed and a part is gone.
+        # grace period for orphans has passed and a part is gone.
         if not await self._persist.claim(self._shard, parts):
             return fresh
         if (found.as_of, found.chunks) != (as_of, chunks):
@@ -162,7 +164,7 @@ class HydrationJournal:
         return found
 
     async def save(self, note: HydrationNote) -> bool:
-        """Store the note; return False if another service hydrates the same shard."""
+        """Store the note. Return False if another service hydrates the same shard."""
         cas = CompareAndSet(note_key(self._shard), self._seqno, sealed(_ENCODER.encode(note)))
         if not await self._persist.compare_and_set([cas]):
             return False

@@ -1,41 +1,41 @@
 """The state machine of one dataflow: events in, effects out. Pure.
 
-Theory of operation. A dataflow moves its lower frontier `lo` forward in steps ``[lo, hi)``:
+Theory of operation. A dataflow advances its lower frontier `lo` in steps ``[lo, hi)``:
 
-1. *suspended* until it is scheduled; then *hydrating*: the shell restores the durable state (or
-   computes it at the `as_of`) and starts this incarnation's inputs;
-2. *gathering* (*errored* while the collection holds a definite error): `hi` is picked from what
-   every input has described and the budget allows, and its parts are asked for. When every time
-   below `hi` is sealed for every input the step is cut;
-3. *running*: the shell computes the step's result; meanwhile parts of the next step are fetched,
+1. *suspended* until it is scheduled, then *hydrating*: the actor restores the durable state (or
+   computes it at the `as_of`) and starts this incarnation's inputs.
+2. *gathering* (*errored* while the collection holds a definite error): `hi` is chosen from what
+   every input has described and the budget allows, and the parts below it are requested. Once
+   every time below `hi` is sealed for every input, the step is cut.
+3. *running*: the actor computes the step's result. Meanwhile parts of the next step are fetched
    as far as the budget has room. A definite failure over several distinct times halves the
-   interval; at a single time it becomes the step's result, an error;
+   interval; at a single time it becomes the step's result, an error.
 4. *committing*: durable parts and one compare-and-set. A mismatch means that another replica was
-   first. Then this one *follows*: it reads that replica's append, up to the upper that it found;
-5. *installing*: arrangements and readers get the delta; then `lo` is `hi`.
+   first. This replica then *follows*: it reads the other's append, up to the upper it found.
+5. *installing*: arrangements and readers get the delta, and then `lo` becomes `hi`.
 
-A replica that lost a race *stands by* at its next steps: it waits a while for another replica's
-append and follows it, else it computes the step. It stops standing by when it commits first. So of
-several replicas one computes, and the others stay ready.
+A replica that has lost a race *stands by* at its next steps: it waits a while for another replica's
+append and follows it; if none comes, it computes the step. It no longer stands by once it commits
+first. So one of several replicas computes, and the others stay ready.
 
-A *paced* dataflow gathers after a step until the next is due, unless its parts fill the budget or
-change nothing. A step without updates skips 3: only the frontier moves. The output of a *temporal*
-dataflow changes with the clock: its step has its last time among its times, may change at any, and
-is halved by its interval.
+A *paced* dataflow keeps gathering after a step until the next one is due, unless its parts fill the
+budget or change nothing. A step without updates skips 3 and only advances the frontier. The output
+of a *temporal* dataflow changes with the clock: its step includes its last time among its times,
+may change the output at any time, and is halved by its interval.
 
-An input that fails *freezes* the dataflow at what is missing: the steps before it are still made,
-no step beyond it is cut, and after a delay a new incarnation starts. An indefinite failure repeats
-its stage after a delay. *dropped* is final.
+A failed input *freezes* the dataflow at the missing part. Steps before it are still made, but none
+beyond it, and a new incarnation starts after a delay. After an indefinite failure the stage is
+repeated after a delay. *dropped* is final.
 
-Invariants (`check_machine`): `lo` never goes back within an incarnation, `reported` and `write`
-(the output is known to be durable below it) never at all; a step covers ``lo <= time < hi`` with
-``hi > lo``; at most one step exists, and only in states that carry one; rows taken lie below `hi`,
-all others stay held. Unless it is followed, an opaque view's step has at most one distinct time,
-and no healthy step holds an error of an input.
+Invariants (`check_machine`): `lo` never goes back within an incarnation; `reported` and `write`
+(the output is known to be durable below it) never go back at all. A step covers ``lo <= time < hi``
+with ``hi > lo``. At most one step exists, and only in states that carry one. Rows that were taken
+lie below `hi`, and all others stay held. Unless it follows another replica, an opaque view's step
+has at most one distinct time, and no healthy step contains an error of an input.
 
-`DataflowMachine.TRANSITIONS` has the events that each state accepts, and the states that each may
-lead to. Any other event, or one of another incarnation or step, is stale: it is ignored and counted
-in `ignored`.
+`DataflowMachine.TRANSITIONS` lists the events that each state accepts and the states to which they
+may lead. Any other event, or one of another incarnation or step, is stale: it is ignored and
+counted in `ignored`.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ from actors.replica.dataflow.events import (
     SuspensionEnded,
     TransitionTable,
     UpperMismatched,
-    moves,
     on_event,
+    same_targets,
 )
 from actors.replica.dataflow.step_choice import (
     error_times_of,
@@ -110,7 +110,7 @@ from actors.runtime.errors import PenstockError, ProtocolError, UnsoundFilter
 from actors.runtime.progress import EMPTY, Frontier, Time, is_empty
 from actors.runtime.threshold_probes import STEP_ROWS
 
-_DISTRUSTED: Final = (ProtocolError, UnsoundFilter)  # earlier descriptions may be wrong, too
+_DISTRUSTED: Final = (ProtocolError, UnsoundFilter)  # earlier descriptions may be wrong as well
 
 
 # -- targets that several transitions share --------------------------------------------------------
@@ -123,17 +123,18 @@ _NEXT: Final = (
     *_COMPUTED,
     DataflowPhase.DROPPED,
 )
-"""Where a dataflow that follows no other replica goes on: at rest, in the next step, or nowhere."""
-_GOES_ON: Final = moves(
+"""States after which a dataflow that follows no other replica continues: at rest, in the next step,
+or dropped."""
+_CONTINUES: Final = same_targets(
     REST,
     *(*CARRYING, DataflowPhase.HYDRATING, DataflowPhase.FROZEN, DataflowPhase.DROPPED),
     stays=True,
 )
-"""Targets of an event at rest after which the dataflow goes on (`DataflowMachine._go_on`)."""
+"""Targets of an event at rest after which the dataflow continues (`DataflowMachine._go_on`)."""
 _INPUT_FAILS: Final = (
-    _GOES_ON
-    | moves(CARRYING, DataflowPhase.FROZEN, stays=True)
-    | moves([DataflowPhase.HYDRATING], DataflowPhase.FROZEN)
+    _CONTINUES
+    | same_targets(CARRYING, DataflowPhase.FROZEN, stays=True)
+    | same_targets([DataflowPhase.HYDRATING], DataflowPhase.FROZEN)
 )
 
 
@@ -160,39 +161,57 @@ class DataflowMachine:
         self.as_of = as_of
         self.until = until
         self.budget_bytes = budget_bytes
+        """Budget in bytes for the parts of a step; reduced after a step that was too large."""
         self.budget_bytes_max = budget_bytes
+        """The configured budget."""
         self.fetches_max = fetches_max
         self.input_count = inputs
         self.state = DataflowPhase.SUSPENDED
-        self.incarnation = 0
-        self.number = 0
-        self.attempt = 0
-        self.steps = 0
+        """State; only handlers of `TRANSITIONS` change it."""
+        self.incarnation = 0  # number of the current one; 0 before the first
+        self.number = 0  # of the latest step that was cut
+        self.attempt = 0  # number of failures since the last installed step
+        self.steps = 0  # number of steps installed so far
         self.lo: Frontier = 0
+        """Frontier below which the output is installed."""
         self.hi: Frontier | None = None
+        """Upper of the current or the next step, once chosen."""
         self.write: Frontier = 0
+        """Frontier below which the output is known to be durable."""
         self.reported: Frontier | None = None
-        self.in_error = False
+        """Frontier last reported; None before the first report."""
+        self.in_error = False  # True while the collection holds a definite error
         self.inputs: tuple[DataflowInput, ...] = ()
+        """The inputs of this incarnation, once restored."""
         self.step: DataflowStep | None = None
-        self.ignored = 0
+        """The current step, from its cut until it is installed."""
+        self.ignored = 0  # number of events that were ignored as stale
         self._step_bytes = 0
+        """Bytes of the rows that the current step has taken."""
         self._restored_from: StateRestored | None = None
+        """Event that restored this incarnation; None before it."""
         self._snapshot_due = False
+        """True until the first step has taken the snapshots."""
         self._retrying = False
+        """True from a failed stage until its retry."""
         self._restart_due = False
+        """True if the next retry must start a new incarnation."""
         self._too_large = False
-        self._stands_by = False
+        """True if the failed step may be too large."""
+        self._is_standby = False
+        """True after a lost race until this replica commits first."""
         self._following = False
+        """True while an append of another replica remains to be followed."""
         self._due = True
-        """True unless the next step of a paced dataflow must wait."""
+        """False while the next step of a paced dataflow must wait."""
         self._frozen: PenstockError | None = None
-        self._whole: Frontier = EMPTY
-        """Every time below is described and its parts can be fetched: beyond it an input has
+        """Error of the first failed input of this incarnation."""
+        self._complete_below: Frontier = EMPTY
+        """Frontier below which all times are described and fetchable; beyond it an input has
         failed."""
 
     def handle(self, event: Event) -> list[Effect]:
-        """Apply an event, and return its effects. Raise `LocalProtocolError` for a broken
+        """Apply an event, and return its effects. Raise `LocalProtocolError` for an invalid
         description."""
         transition = self.TRANSITIONS.get((self.state, type(event)))
         if transition is None or not self._current(event):
@@ -222,12 +241,12 @@ class DataflowMachine:
         self._restored_from = None
         self._retrying = self._restart_due = self._too_large = self._following = False
         self._due = True
-        self._frozen, self._whole = None, EMPTY
+        self._frozen, self._complete_below = None, EMPTY
         return [PublishStatus("hydrating", ""), RestoreState(self.incarnation, self.lo)]
 
     def _restored(self, event: StateRestored) -> list[Effect]:
         if self._restored_from is not None:
-            # A second `StartTasks` would start tasks with the same incarnation as the first.
+            # A second `StartTasks` would start tasks with the same incarnation again.
             self.ignored += 1
             return []
         self._restored_from = event
@@ -275,14 +294,15 @@ class DataflowMachine:
         return [*self._done_with(input_, [piece]), *self._go_on()]
 
     def _go_on(self) -> list[Effect]:
-        """Freeze, finish, ask for parts, or cut the next step."""
+        """Freeze, finish, request parts, or cut the next step."""
         if self._retrying:
             return []
         if self.state not in REST:
             return self._ask_ahead()
-        # Steps before the failure are made as long as one fits; a followed step cannot be shorter.
+        # Steps before the failure are made as long as one fits; a followed step cannot be
+        # shortened.
         next_hi = self.hi if self._following and self.hi else self.lo + 1
-        if self._frozen and next_hi > self._whole:
+        if self._frozen and next_hi > self._complete_below:
             return self._freeze(self._frozen)
         end = EMPTY if self.until is None else self.until
         if self.lo >= end:
@@ -291,27 +311,29 @@ class DataflowMachine:
         waiting = None if self._due else self._waiting_for_more(end)
         if waiting is not None:
             return waiting
-        if self.hi is None or self.hi > self._whole:
-            until = min(end, self._whole)
+        if self.hi is None or self.hi > self._complete_below:
+            until = min(end, self._complete_below)
             self.hi = pick_hi(self.lo, self.inputs, self.budget_bytes, until)
             if self._snapshot_due and self.hi is not None:
-                # The first step is the whole snapshot and nothing else.
+                # The first step is exactly the snapshot.
                 reach = self._input_as_of() + 1
-                there = reach <= self._whole and all(s.progress >= reach for s in self.inputs)
+                there = reach <= self._complete_below and all(
+                    s.progress >= reach for s in self.inputs
+                )
                 self.hi = reach if there else None
         if self.hi is None and self._frozen is not None:
             # Another input is not described beyond `lo`, so no step fits before the failure.
             return self._freeze(self._frozen)
         if self.hi is None:
             return self._ask(self._input_as_of() + 1) if self._snapshot_due else []
-        if self._following and self._left_behind(self.hi):
+        if self._following and self._is_too_far_behind(self.hi):
             return [CancelWork(), *self._restart()]
         if all(input_.sealed(self.hi) for input_ in self.inputs):
             return self._cut(self.hi)
         return self._ask(self.hi)
 
     def _waiting_for_more(self, end: Frontier) -> list[Effect] | None:
-        """Ask for parts of a later step; return None if the step need not wait.
+        """Request parts of a later step. Return None if the step need not wait.
 
         A step that changes nothing need not wait, unless the clock itself changes the output.
         """
@@ -332,16 +354,16 @@ class DataflowMachine:
         return self._go_on()
 
     def _input_as_of(self) -> Time:
-        """Return the time that this incarnation's inputs are read from."""
+        """Return the time from which this incarnation's inputs are read."""
         return self._restored_from.as_of if self._restored_from is not None else self.as_of
 
     def _ask(self, before: Frontier) -> list[Effect]:
-        """Ask for parts below `before` (a step's `hi` was picked within the budget)."""
+        """Request parts below `before`; the `hi` of a step was chosen within the budget."""
         asked = ask_parts(self.inputs, before, self.fetches_max)
         return [RequestPart(input_.index, piece) for input_, piece in asked]
 
     def _ask_ahead(self) -> list[Effect]:
-        """Ask for parts of the next step while one is being made, as far as the budget has room."""
+        """Request parts of the next step during the current one, as far as the budget has room."""
         step = self.step
         if step is None or step.snapshot or self._frozen is not None:
             return []
@@ -353,15 +375,15 @@ class DataflowMachine:
     # -- a step ------------------------------------------------------------------------------------
 
     def _cut(self, hi: Frontier) -> list[Effect]:
-        """Take the step's rows; cut shorter if several times must not share a step."""
+        """Take the step's rows. Shorten the step if several of its times must not share a step."""
         deltas = self._take(hi)
         flat = [table for tables in deltas for table in tables]
         times = times_of(flat)
         if self._following:
             self._set_step(hi, times, deltas)
             return self._follow()
-        # A step in error is computed at its last time only, so it may hold any times; pass-through
-        # exports carry errors as updates.
+        # A step in error is computed only at its last time, so it may contain any times. Indexes
+        # and subscribes carry errors as updates.
         if self.durable and not self.in_error:
             shorter = limit_hi_by_times(times, error_times_of(flat), opaque=self.opaque)
             if shorter is None and STEP_ROWS.crossed(self._step_bytes > self.budget_bytes):
@@ -372,16 +394,16 @@ class DataflowMachine:
                 deltas = self._take(hi)
         self._set_step(hi, times, deltas)
         assert self.step is not None
-        if self._stands_by:
+        if self._is_standby:
             self.state = DataflowPhase.STANDING_BY
             return [*self._ask_ahead(), StandBy(self.step)]
-        return self._begin()
+        return self._compute_step()
 
-    def _begin(self, _: StandbyExpired | None = None) -> list[Effect]:
+    def _compute_step(self, _: StandbyExpired | None = None) -> list[Effect]:
         """Make the step in this replica."""
         assert self.step is not None
         if self._retrying:
-            return []  # reading the upper failed: another replica may have committed the step
+            return []  # reading the upper failed, so another replica may have committed the step
         if self.step.times or self._snapshot_due:
             self.state = DataflowPhase.RUNNING
             return [*self._ask_ahead(), ComputeStep(self.step)]
@@ -407,7 +429,7 @@ class DataflowMachine:
         )
 
     def _take(self, hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
-        """Take a step's rows, and note their size."""
+        """Take a step's rows, and record their size."""
         held = sum(input_.held_bytes for input_ in self.inputs)
         deltas = take_rows(self.inputs, hi)
         self._step_bytes = held - sum(input_.held_bytes for input_ in self.inputs)
@@ -430,7 +452,7 @@ class DataflowMachine:
         return self._computed(None)
 
     def _halve(self, step: DataflowStep) -> list[Effect]:
-        """Compute the first half of the step's times instead; put the other rows back."""
+        """Compute the first half of the step's times instead, and put the other rows back."""
         half = step.lo + (step.hi - step.lo) // 2
         hi = half if self.temporal else step.times[len(step.times) // 2]
         put_back(self.inputs, step.deltas)
@@ -440,8 +462,8 @@ class DataflowMachine:
 
     def _committed(self, _: StepCommitted) -> list[Effect]:
         assert self.step is not None
-        # This replica was first: now the others stand by.
-        self._stands_by = False
+        # This replica was first, so the others now stand by.
+        self._is_standby = False
         self.write = max(self.write, self.step.hi)
         self.state = DataflowPhase.INSTALLING
         return [InstallStep(self.step)]
@@ -452,12 +474,12 @@ class DataflowMachine:
         """Put the step's rows back, and follow the other replica to its upper."""
         step = self.step
         assert step is not None
-        self._stands_by = True
+        self._is_standby = True
         self.write = max(self.write, event.upper)
         if event.upper <= self.lo or is_empty(event.upper):
             # There is no append to follow: only the durable state shows how to continue.
             return [CancelWork(), *self._restart()]
-        # The followed step ends at that upper: its rows are taken once all below it are held.
+        # The followed step ends at that upper. Its rows are taken once everything below it is held.
         put_back(self.inputs, step.deltas)
         self.step = None
         self.hi = event.upper
@@ -465,9 +487,9 @@ class DataflowMachine:
         self.state = self._resting()
         return self._go_on()
 
-    def _left_behind(self, hi: Frontier) -> bool:
-        """Return whether the rows up to `hi` exceed the memory allowed; then the durable state is
-        read."""
+    def _is_too_far_behind(self, hi: Frontier) -> bool:
+        """Return whether the rows up to `hi` exceed the allowed memory, so that the durable state
+        must be read instead."""
         if any(input_.progress < hi for input_ in self.inputs):
             return False
         room = 2 * self.budget_bytes_max
@@ -498,7 +520,7 @@ class DataflowMachine:
         self._snapshot_due = False
         self.attempt = 0
         self.steps += 1
-        # A step that was too large has quartered the budget: regrow it with every success.
+        # The budget was quartered if a step was too large. Double it again with every success.
         self.budget_bytes = min(self.budget_bytes_max, 2 * self.budget_bytes)
         self.state = self._resting()
         if not self.paced:
@@ -507,7 +529,7 @@ class DataflowMachine:
         return [*self._report(step), *self._go_on(), PaceStep(self.number, self.lo)]
 
     def _report(self, step: DataflowStep | None) -> list[Effect]:
-        """Report `lo`, if it is beyond the as_of and moved since the last report."""
+        """Report `lo` if it has reached the as_of and has advanced since the last report."""
         if self.lo < self.as_of or (self.reported is not None and self.lo <= self.reported):
             return []
         self.reported = self.lo
@@ -519,18 +541,19 @@ class DataflowMachine:
     # -- failures ----------------------------------------------------------------------------------
 
     def _input_failed(self, event: FetchFailed | ListenFailed) -> list[Effect]:
-        """Note an input's failure; the steps before the missing part are still made."""
+        """Record an input's failure. Steps before the missing part are still made."""
         error = self._frozen = self._frozen or event.error
         if not self.inputs:
             return self._freeze(error)
         if isinstance(event.error, _DISTRUSTED):
-            # The input was described wrongly, so the current step may be wrong: freeze at once.
-            self._whole = 0
+            # The input was described wrongly, so the current step may be wrong too. Freeze
+            # immediately.
+            self._complete_below = 0
             durable = self.state in (DataflowPhase.COMMITTING, DataflowPhase.INSTALLING)
             return [] if durable else self._freeze(error)
         input_ = self.inputs[event.input_index]
         whole = input_.lose(event).lower if isinstance(event, FetchFailed) else input_.progress
-        self._whole = min(self._whole, whole)
+        self._complete_below = min(self._complete_below, whole)
         if self.state in CARRYING:
             return []
         return self._go_on() if self.state in REST else self._freeze(error)
@@ -543,10 +566,10 @@ class DataflowMachine:
         return [CancelWork(), PublishStatus("frozen", text), RetryLater(self.attempt)]
 
     def _failed(self, event: StageFailed) -> list[Effect]:
-        """Repeat the stage after a delay, since the failure is indefinite.
+        """Repeat the stage after a delay, because the failure is indefinite.
 
-        But a failure of a single time that is too large is the step's result, like a definite
-        error.
+        However, if a step of a single time is finally too large, this is the step's result, like a
+        definite error.
         """
         step = self.step
         one_result = step is not None and (
@@ -571,12 +594,13 @@ class DataflowMachine:
         if self.state is DataflowPhase.RUNNING and step is not None and not self._restart_due:
             too_large, self._too_large = self._too_large, False
             if too_large and step.is_divisible(temporal=self.temporal):
-                # Doubled when the halved step succeeds: the next takes at most half of these bytes.
+                # The budget is doubled when the halved step succeeds, so the next step takes at
+                # most half of these bytes.
                 self.budget_bytes = max(1, min(self.budget_bytes, self._step_bytes) // 4)
                 return self._halve(step)
             return [ComputeStep(step)]
-        # A failed commit is indeterminate: only the durable state shows if it happened. A failed
-        # installation may have left arrangements half updated.
+        # A failed commit is indeterminate: only the durable state shows whether it happened. A
+        # failed installation may have left arrangements half updated.
         return [CancelWork(), *self._restart()]
 
     def _dropped(self, _: DropRequested) -> list[Effect]:
@@ -586,11 +610,12 @@ class DataflowMachine:
         return [CancelWork()]
 
     def reading(self) -> SnapshotProgress | None:
-        """Return the progress of this incarnation's snapshots; None if none is due."""
+        """Return the progress of reading this incarnation's snapshots, or None once they are
+        read."""
         return total_reading(self.inputs) if self._snapshot_due else None
 
     def waiting_for(self) -> str:
-        """Return what the dataflow waits for, as text for people."""
+        """Return what the dataflow is waiting for, as readable text."""
         if self._retrying:
             return f"{self.state.value}, attempt {self.attempt} failed"
         if self.state not in REST:
@@ -603,73 +628,83 @@ class DataflowMachine:
 
     TRANSITIONS: ClassVar[TransitionTable] = (
         on_event(
-            SuspensionEnded, _scheduled, moves([DataflowPhase.SUSPENDED], DataflowPhase.HYDRATING)
+            SuspensionEnded,
+            _scheduled,
+            same_targets([DataflowPhase.SUSPENDED], DataflowPhase.HYDRATING),
         )
-        # Without inputs no task is started: the one step is cut at once.
-        | on_event(StateRestored, _restored, moves([DataflowPhase.HYDRATING], *_NEXT, stays=True))
-        | on_event(InputsReady, _inputs_ready, moves([DataflowPhase.HYDRATING], *REST, stays=True))
-        | on_event(PartsDescribed, _described, _GOES_ON | moves(CARRYING, stays=True))
-        | on_event(PartFetched, _fetched, _GOES_ON | moves(CARRYING, stays=True))
+        # Without inputs no task is started, and the only step is cut immediately.
+        | on_event(
+            StateRestored, _restored, same_targets([DataflowPhase.HYDRATING], *_NEXT, stays=True)
+        )
+        | on_event(
+            InputsReady, _inputs_ready, same_targets([DataflowPhase.HYDRATING], *REST, stays=True)
+        )
+        | on_event(PartsDescribed, _described, _CONTINUES | same_targets(CARRYING, stays=True))
+        | on_event(PartFetched, _fetched, _CONTINUES | same_targets(CARRYING, stays=True))
         | on_event(FetchFailed, _input_failed, _INPUT_FAILS)
         | on_event(ListenFailed, _input_failed, _INPUT_FAILS)
-        | on_event(StepComputed, _computed, moves([DataflowPhase.RUNNING], *_COMPUTED))
+        | on_event(StepComputed, _computed, same_targets([DataflowPhase.RUNNING], *_COMPUTED))
         | on_event(
             FailedDefinitely,
             _failed_definitely,
-            moves([DataflowPhase.RUNNING], *_COMPUTED, stays=True),
+            same_targets([DataflowPhase.RUNNING], *_COMPUTED, stays=True),
         )
         | on_event(
-            StepCommitted, _committed, moves([DataflowPhase.COMMITTING], DataflowPhase.INSTALLING)
+            StepCommitted,
+            _committed,
+            same_targets([DataflowPhase.COMMITTING], DataflowPhase.INSTALLING),
         )
         | on_event(
             UpperMismatched,
             _mismatched,
-            moves(
+            same_targets(
                 [DataflowPhase.STANDING_BY, DataflowPhase.COMMITTING],
                 *(*REST, DataflowPhase.HYDRATING, DataflowPhase.FOLLOWING, DataflowPhase.FROZEN),
             ),
         )
         | on_event(
             StandbyExpired,
-            _begin,
-            moves(
+            _compute_step,
+            same_targets(
                 [DataflowPhase.STANDING_BY],
                 *(DataflowPhase.RUNNING, DataflowPhase.COMMITTING),
                 stays=True,
             ),
         )
         | on_event(
-            ReplicaFollowed, _followed, moves([DataflowPhase.FOLLOWING], DataflowPhase.INSTALLING)
+            ReplicaFollowed,
+            _followed,
+            same_targets([DataflowPhase.FOLLOWING], DataflowPhase.INSTALLING),
         )
-        # What is described by then may make the next step at once.
+        # Parts that are already described may start the next step immediately.
         | on_event(
             StepInstalled,
             _installed,
-            moves([DataflowPhase.INSTALLING], *_NEXT, DataflowPhase.FROZEN, stays=True),
+            same_targets([DataflowPhase.INSTALLING], *_NEXT, DataflowPhase.FROZEN, stays=True),
         )
         | on_event(
             StageFailed,
             _failed,
-            moves(LIVE, stays=True) | moves([DataflowPhase.RUNNING], *_COMPUTED, stays=True),
+            same_targets(LIVE, stays=True)
+            | same_targets([DataflowPhase.RUNNING], *_COMPUTED, stays=True),
         )
         | on_event(
             RetryDue,
             _retry_due,
-            moves([*LIVE, DataflowPhase.FROZEN], DataflowPhase.HYDRATING, stays=True),
+            same_targets([*LIVE, DataflowPhase.FROZEN], DataflowPhase.HYDRATING, stays=True),
         )
-        | on_event(StepDue, _step_due, _GOES_ON)
+        | on_event(StepDue, _step_due, _CONTINUES)
         | on_event(
             DropRequested,
             _dropped,
-            moves(set(DataflowPhase) - {DataflowPhase.DROPPED}, DataflowPhase.DROPPED),
+            same_targets(set(DataflowPhase) - {DataflowPhase.DROPPED}, DataflowPhase.DROPPED),
         )
     )
-    """The transitions; any other event is ignored. `handle` checks the states that they lead to."""
+    """All transitions. Any other event is ignored. `handle` checks the resulting states."""
 
 
 def check_machine(machine: DataflowMachine) -> None:
-    """Assert the invariants that the module's docstring names; tests call it after every event.
-    Raise `AssertionError`."""
+    """Assert the invariants listed in the module's docstring. Tests call this after every event."""
     assert (machine.step is not None) == (machine.state in CARRYING), (machine.state, machine.step)
     if machine.hi is not None:
         assert machine.hi > machine.lo

@@ -1,13 +1,14 @@
-"""Passes on the updates of one import: stages of an index or a subscribe.
+"""Passes on the updates of one import: the stages of an index or a subscribe.
 
 An index's updates are split among the workers by key hash; errors travel in an ``__error`` column.
-A subscribe's go to worker 0, one batch at a time. Nothing is durable: a new incarnation of an index
-replaces its contents from a snapshot; one of a subscribe resumes at the upper of its last batch.
+A subscribe's updates go to worker 0, one batch at a time. Nothing is durable: a new incarnation of
+an index replaces its contents with a snapshot, and a new incarnation of a subscribe resumes at the
+upper of its last batch.
 
 A subscribe reads its own snapshot (`snapshot`), which need not fit in memory. A step is held in
 memory; if it is too large for a response its rows go into blobs, so a batch is always one message.
-The blobs of a batch that is not sent are removed here. Blobs left by a crash or by a client that
-went away are collected after `stash_orphan_ms`.
+Blobs of a batch that is not sent are removed here. Blobs left by a crash, or by a client that
+disappeared, are collected after `stash_orphan_ms`.
 """
 
 from __future__ import annotations
@@ -58,20 +59,21 @@ from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import SUBSCRIBED_BATCH
 
 SUMMED_BYTES_MAX = 8 << 20
-"""Contents without retractions of so many bytes are summed up all the same: no row comes twice."""
+"""Contents up to this size in bytes are summed even without retractions, so that no row is
+repeated."""
 
 # -- snapshots -------------------------------------------------------------------------------------
 
 
 class SnapshotUpdates(msgspec.Struct, frozen=True):
-    """Updates of a batch: in `arrow`, or in `parts`; there are none if neither is set."""
+    """Updates of a batch, in `arrow` or in `parts`. If neither is set there are none."""
 
     arrow: bytes | None = None
     parts: tuple[StashPart, ...] = ()
 
 
 class RowStash:
-    """Writes rows into blobs of at most about `piece_bytes` each."""
+    """Writes rows into blobs of about `piece_bytes` each."""
 
     def __init__(self, blobs: StashedBlobs, clock: ActorClock, piece_bytes: int) -> None:
         self._blobs = blobs
@@ -81,11 +83,11 @@ class RowStash:
     async def all_of(
         self, batches: Iterator[pa.RecordBatch], schema: pa.Schema
     ) -> tuple[StashPart, ...]:
-        """Write all rows into blobs. Raise `StoreFull`, `StorageError`; then no blob is left."""
+        """Write all rows into blobs. Raise `StoreFull` or `StorageError`; no blob is left then."""
         return await self._stash(self._cut(batches, schema), None)
 
     async def found(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> SnapshotUpdates:
-        """Return all rows, in blobs unless they fit one piece. Raise as `all_of` does."""
+        """Return all rows, in blobs unless they fit into one piece. Raise what `all_of` raises."""
         cut = self._cut(batches, schema)
         first = await self._clock.run_blocking(lambda: next(cut))
         if not SUBSCRIBED_BATCH.crossed(not first.last):
@@ -105,14 +107,15 @@ class RowStash:
                 if piece is None:
                     piece = await self._clock.run_blocking(lambda: next(cut))
                 key = self._blobs.fresh()
-                # Listed before the write: a failed write may have left the blob.
+                # List the blob before it is written, because a failed write may leave it.
                 parts.append(StashPart(key, piece.rows, len(piece.arrow)))
                 await self._blobs.set(key, piece.arrow)
                 if piece.last:
                     return tuple(parts)
                 piece = None
         except BaseException:
-            # Shielded: else a cancelled subscribe would leave its blobs until they are orphans.
+            # Shield this: otherwise a cancelled subscribe would leave its blobs until they are
+            # orphans.
             with anyio.CancelScope(shield=True):
                 await self.remove(parts)
             raise
@@ -131,15 +134,15 @@ async def snapshot(
     place: Path,
     stashing: RowStash,
 ) -> SnapshotUpdates:
-    """Return the contents at `as_of`, which must be sealed, as updates at that time; errors are
+    """Return the contents at `as_of`, which must be sealed, as updates at that time. Errors are
     ignored.
 
-    The contents are read part by part, summed up (on disk if they are large), and cut into pieces.
-    A single piece is the batch's own rows. Several pieces go into blobs, one at a time, and the
-    batch names them: so it is one message, there whole or not at all, and no process holds more
-    than a piece.
+    The contents are read part by part, summed (on disk if they are large), and cut into pieces. A
+    single piece is sent in the batch itself. Several pieces go into blobs, one at a time, and the
+    batch names them. So the snapshot is always one message, and no process holds more than one
+    piece.
 
-    `place` is a folder that may be created. Raise `ReadBelowSince`, `StoreFull`, `StorageError`.
+    `place` is a folder that may be created. Raise `ReadBelowSince`, `StoreFull` or `StorageError`.
     """
     reader = await persist.open_reader(imported.shard, reader_id)
     try:
@@ -151,23 +154,23 @@ async def snapshot(
                 reader.release([part.key])
 
         large = sum(part.bytes for part in parts) > SUMMED_BYTES_MAX
-        # Without retractions no sum is needed. Equal rows may then come in several pieces.
+        # Without retractions nothing must be summed. Equal rows may then appear in several pieces.
         if large and not any(part.retracts for part in parts):
-            return await _as_read(read(), clock, imported.schema, as_of, stashing)
+            return await _stash_as_read(read(), clock, imported.schema, as_of, stashing)
         return await _summed(read(), clock, imported.schema, as_of, place, stashing)
     finally:
         with anyio.CancelScope(shield=True):
             await reader.close()
 
 
-async def _as_read(
+async def _stash_as_read(
     parts: AsyncGenerator[pa.Table, None],
     clock: ActorClock,
     schema: TableSchema,
     as_of: Time,
     stashing: RowStash,
 ) -> SnapshotUpdates:
-    """Write rows as they are read, a part and a piece at a time."""
+    """Write rows as they are read, one part and one piece at a time."""
     shape = schema.arrow_updates()
     written: list[StashPart] = []
     held: list[pa.RecordBatch] = []
@@ -175,7 +178,7 @@ async def _as_read(
         async with aclosing(parts) as found:
             async for updates in found:
                 for rows in iter_slices(updates):
-                    held += await clock.run_blocking(partial(_counting, rows, schema, as_of))
+                    held += await clock.run_blocking(partial(_plain_at, rows, schema, as_of))
                     if sum(batch.nbytes for batch in held) > stashing.piece_bytes:
                         written += await stashing.all_of(iter(held), shape)
                         held = []
@@ -190,7 +193,7 @@ async def _as_read(
         raise
 
 
-def _counting(updates: pa.Table, schema: TableSchema, as_of: Time) -> list[pa.RecordBatch]:
+def _plain_at(updates: pa.Table, schema: TableSchema, as_of: Time) -> list[pa.RecordBatch]:
     """Return the plain updates up to `as_of`, at that time."""
     shape = schema.arrow_updates()
     plain, _ = split_errors(between(updates, 0, as_of + 1))
@@ -215,7 +218,7 @@ async def _summed(
             async for updates in found:
                 await clock.run_blocking(lambda: _gather(gathered, updates, as_of))  # noqa: B023
         contents = await clock.run_blocking(gathered.contents)
-        rows = _timed(contents.rows(), schema, as_of)
+        rows = _as_updates(contents.rows(), schema, as_of)
         return await stashing.found(rows, schema.arrow_updates())
     finally:
         with anyio.CancelScope(shield=True):
@@ -227,7 +230,7 @@ def _gather(gathered: GatheredUpdates, updates: pa.Table, as_of: Time) -> None:
         gathered.add(split_errors(between(rows, 0, as_of + 1))[0])
 
 
-def _timed(
+def _as_updates(
     batches: Iterator[pa.RecordBatch], schema: TableSchema, as_of: Time
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows as updates at `as_of`."""
@@ -242,18 +245,18 @@ def _timed(
 
 
 class PassthroughStep(msgspec.Struct, frozen=True):
-    """A computed step: installs for the workers, or a batch for the subscriber."""
+    """A computed step: updates to install on the workers, or a batch for the subscriber."""
 
     number: int
     rows: int
     installs: tuple[InstallUpdates, ...] = ()
     batch: SubscribeBatch | None = None
     large: pa.Table | None = None
-    """Updates of the batch, if too many for its message."""
+    """Updates of the batch, if they are too large for its message."""
 
 
 class SubscribeOpening(msgspec.Struct, frozen=True):
-    """First batch of a subscribe, and the state to resume from once it is delivered.
+    """First batch of a subscribe, and the state to resume from once it has been delivered.
 
     `restored` is None if the batch ends the subscribe with an error.
     """
@@ -263,7 +266,7 @@ class SubscribeOpening(msgspec.Struct, frozen=True):
 
 
 class PassThrough:
-    """Runs the stages of an index or a subscribe. Raises `InvalidUsage` unless there is one
+    """Runs the stages of an index or a subscribe. Raises `InvalidUsage` unless it has exactly one
     import."""
 
     def __init__(
@@ -279,8 +282,8 @@ class PassThrough:
             description.export, ViewExport | CopyToExport
         ):
             raise InvalidUsage(
-                f"{description.id}: an index or subscribe has one import,"
-                f" {len(description.imports)} were given"
+                f"{description.id}: an index or subscribe must have exactly one import:"
+                f" got {len(description.imports)}"
             )
         self._description = description
         self._export: IndexExport | SubscribeExport = description.export
@@ -292,9 +295,9 @@ class PassThrough:
         self._scratch = scratch
 
     async def restore(self, incarnation: int, lo: Time) -> StateRestored | SubscribeOpening:
-        """Return the state that the incarnation starts from; for a subscribe, also its first batch.
+        """Return the state with which the incarnation starts and, for a subscribe, its first batch.
 
-        Raise `StoreFull`, `StorageError`, `ReadBelowSince`.
+        Raise `StoreFull`, `StorageError` or `ReadBelowSince`.
         """
         imported = self._description.imports[0]
         since = (await self._persist.state(imported.shard)).since
@@ -304,8 +307,8 @@ class PassThrough:
             return StateRestored(incarnation, 0, as_of, (True,))
         as_of = first if lo == 0 else lo - 1
         if since > as_of:
-            text = f"the subscribe cannot read at {as_of}: history is kept from {since} on"
-            # Later reads may raise it too; the machine then restarts, and the retry ends the
+            text = f"cannot subscribe at {as_of}: history is kept only from {since} on"
+            # Later reads may raise this too. The machine then restarts, and the retry ends the
             # subscribe here.
             return self._ended(lo, ReadBelowSince(text))
         name = f"{self._description.id}/{incarnation}"
@@ -330,7 +333,7 @@ class PassThrough:
         return SubscribeOpening(None, SubscribeBatch(lo, upper, None, why))
 
     async def compute(self, step: DataflowStep) -> PassthroughStep:
-        """Compute the step off the loop. Raise `StoreFull`, `StorageError`."""
+        """Compute the step off the event loop. Raise `StoreFull` or `StorageError`."""
         made = await self._clock.run_blocking(lambda: self.make(step))
         if made.large is None or made.batch is None:
             return made
@@ -340,7 +343,7 @@ class PassThrough:
         return msgspec.structs.replace(made, batch=batch, large=None)
 
     def make(self, step: DataflowStep) -> PassthroughStep:
-        """Compute the step without writing blobs; block on large updates."""
+        """Compute the step without writing blobs. Blocks if the updates are large."""
         tables = [table for tables in step.deltas for table in tables]
         if isinstance(self._export, SubscribeExport):
             made, large = batch(step, tables, self._export.schema, self._batch_bytes_max)
@@ -354,7 +357,7 @@ class PassThrough:
 def _consolidated(
     tables: Sequence[pa.Table], schema: TableSchema
 ) -> tuple[pa.Table, list[pa.Table]]:
-    """Return the plain updates, consolidated, and the error updates."""
+    """Return the consolidated plain updates, and the error updates."""
     plain: list[pa.Table] = []
     errors: list[pa.Table] = []
     for table in tables:
@@ -387,9 +390,9 @@ def installs(
 def batch(
     step: DataflowStep, tables: Sequence[pa.Table], schema: TableSchema, bytes_max: int
 ) -> tuple[SubscribeBatch, pa.Table | None]:
-    """Return the step's batch, ordered by time; and its updates if they exceed `bytes_max`.
+    """Return the step's batch, ordered by time, and its updates if they exceed `bytes_max`.
 
-    An error that the import comes to hold ends the subscribe.
+    If the import gets an error, the error ends the subscribe.
     """
     updates, errors = _consolidated(tables, schema)
     held = errors_held(error_sums(errors))

@@ -1,21 +1,22 @@
-"""Chooses between a step and a recomputation, by the cheaper estimate learned from measurements.
+"""Chooses between a step and a recomputation, by the cheaper of two estimates learned from
+measurements.
 
-Theory of operation. Both ways of moving a view forward cost a fixed part and a part that grows with
-rows: for a step the changes and the pairs that they make with the rows they meet (one change of a
-key that a hundred thousand rows have counts a hundred thousand), for a recomputation the whole
-contents. `CostLine` is that law, fitted by least squares to the measurements; older ones count
-less. AUTO chooses a recomputation when its estimate is lower by the margin `SWITCH`, and a step
-again when that is lower by as much. One recomputation is exact at one time, so a step that covers
-several times is compared with as many recomputations.
+Theory of operation. Both ways of advancing a view have a fixed cost and a cost that grows with
+rows. For a step these rows are the changes, and the pairs they form with the rows they meet (one
+change of a key with a hundred thousand rows counts a hundred thousand). For a recomputation they
+are the full contents. `CostLine` fits this model to the measurements by least squares; older ones
+count less. AUTO chooses a recomputation when its estimate is lower by the margin `SWITCH`, and goes
+back to steps when theirs is lower by as much. A recomputation is exact at one time, so a step that
+covers several times is compared with as many recomputations.
 
-The way not chosen is not measured, and the first measurements are of cold plans. So the other way
-is probed now and then where the estimates are close: soon while only cold ones were measured, then
-seldom (`PROBE_COLD`, `PROBE_WARM`).
+The alternative that is not chosen is not measured, and the first measurements are of cold plans. So
+the alternative is probed now and then where the estimates are close: often while only cold
+measurements exist, later rarely (`PROBE_COLD`, `PROBE_WARM`).
 
-Until a recomputation was measured (hydration is one) AUTO steps. Under another policy a view with
-delta rules never recomputes while it is healthy (one of policy FULL has none). Either way only the
-difference is appended. Of two choices in a row that differ (probes aside), the estimates are apart
-by at least `SWITCH`. Memory is not considered.
+AUTO steps until a recomputation has been measured; hydration is one. Under another policy a healthy
+view with delta rules is never recomputed (under policy FULL a view has none). Either way only the
+difference is appended. Between two consecutive choices that differ (probes aside) the estimates
+differ by at least `SWITCH`. Memory is not considered.
 """
 
 from __future__ import annotations
@@ -28,41 +29,45 @@ from actors.model.plan.delta import AUTO
 
 SWITCH: Final = 1.25
 PROBE_COLD: Final = {False: 4, True: 1}
-"""Choices in a row, for steps (False) and for recomputations (True), before the other way is
-probed, while it was measured fewer than `MEASURED_COLD` times."""
+"""Number of equal choices, for steps (False) and for recomputations (True), after which the
+alternative is probed while it was measured fewer than `MEASURED_COLD` times."""
 MEASURED_COLD: Final = {False: 2, True: 3}
 PROBE_WARM: Final = {False: 200, True: 10}
-"""Such choices in a row later."""
+"""The same number later on."""
 NEAR: Final = 3.0
-"""Factor by which a recomputation may be slower than a step and still is probed."""
+"""A recomputation that is estimated to be slower than a step by up to this factor is still
+probed."""
 COLD: Final = {False: 4.0, True: 10.0}
 """The same factor while only cold measurements exist."""
 AT_EACH: Final = 3.0
 """Factor by which a step of several times must be slower than recomputations at each of them.
 
-A late step's measurement includes waiting for others, so it overstates the cost.
+The measurement of a late step includes waiting for others, so it overstates the cost.
 """
 ALIKE: Final = 4
-"""Sizes within this factor of each other tell no slope."""
+"""Sizes within this factor of each other say nothing about the slope."""
 LEAP_MAX: Final = 1_000
-"""Largest step, as a multiple of the largest measured one, whose cost may be the same."""
+"""Largest step, as a multiple of the largest measured one, that may cost no more than that one."""
 SLOW_ROW_MS: Final = 0.05
-"""Time that a row of a still larger step may take: Spark makes 20,000 a second and more."""
+"""Time in ms that a row of an even larger step may take: Spark processes at least 20,000 per
+second."""
 DECAY: Final = 0.9
-"""Factor on a measurement's weight for each later one."""
+"""Factor by which the weight of a measurement decreases with each later one."""
 
 
 class CostLine:
-    """A line ``ms = fixed + slope × rows`` fitted to decaying measurements; neither part is
+    """A line ``ms = fixed + slope × rows`` fitted to decaying measurements. Neither term is
     negative."""
 
     def __init__(self) -> None:
         self._weight = 0.0
+        """Decaying sums over the measurements: of weights, rows, ms, rows², and rows × ms."""
         self._rows = 0.0
         self._ms = 0.0
         self._rows_rows = 0.0
         self._rows_ms = 0.0
         self._smallest = self._largest = 0
+        """Smallest and largest number of rows that were measured."""
 
     def measured(self, rows: int, ms: float) -> None:
         """Add one measurement."""
@@ -77,7 +82,7 @@ class CostLine:
         self._rows_ms += rows * ms
 
     def estimate(self, rows: int) -> float | None:
-        """Return the expected ms; None before the first measurement."""
+        """Return the expected ms, or None before the first measurement."""
         if not self._weight:
             return None
         mean_rows, mean_ms = self._rows / self._weight, self._ms / self._weight
@@ -86,7 +91,8 @@ class CostLine:
         if spread > 1e-9 * max(1.0, mean_rows * mean_rows):
             slope = max(0.0, together / spread)
         else:
-            # One size was seen: what is larger costs in proportion, what is smaller no less.
+            # Only one size was measured. Assume that a larger one costs in proportion, and a
+            # smaller one as much.
             slope = mean_ms / mean_rows if mean_rows and rows > mean_rows else 0.0
         fixed = mean_ms - slope * mean_rows
         if fixed < 0:
@@ -98,28 +104,29 @@ class CostLine:
         return self._weight > 0 and rows >= self._smallest
 
     def least(self, rows: int) -> float | None:
-        """Return the least ms that so many rows may take; None if `estimate` is reliable.
+        """Return the least ms that `rows` may take, or None if `estimate` is reliable.
 
-        It is not where `rows` is further beyond the measured sizes than these are apart: steps of
-        200 to 1,500 rows differ by chance, and their slope says nothing of 100,000.
+        The estimate is unreliable if `rows` is further outside the measured sizes than these are
+        apart: steps of 200 to 1,500 rows differ by chance, and their slope says nothing about
+        100,000 rows.
         """
-        # The clock's steps may have no rows at all.
+        # Steps of the clock may have no rows at all.
         if not self._weight or self._smallest <= rows <= self._largest:
             return None
         known = max(ALIKE, self._largest / max(1, self._smallest))
         if known * rows <= self._smallest:
-            # Much smaller: the cost may be in proportion.
+            # Much smaller: the cost may be proportional.
             return self._ms / self._rows * rows
         if rows < known * self._largest:
             return None
         mean_ms = self._ms / self._weight
         # Much larger: the cost may be the same. In proportion to a cold step of a few rows, tens of
-        # thousands would take hours, and be recomputed at hundreds of times instead.
+        # thousands would be estimated at hours, and be recomputed at hundreds of times instead.
         return mean_ms if rows <= LEAP_MAX * self._largest else mean_ms + rows * SLOW_ROW_MS
 
 
 class StepDeclined(Exception):
-    """Raised when the view is to be computed whole instead of stepped."""
+    """Raised if the view should be recomputed in full instead of stepped."""
 
 
 class StepChoice(msgspec.Struct, frozen=True):
@@ -130,29 +137,36 @@ class StepChoice(msgspec.Struct, frozen=True):
     full_ms: float | None
 
     def text(self) -> str:
-        """Return the rejected alternative, as text for people."""
+        """Return the rejected alternative as readable text."""
         other, ms = ("step", self.step_ms) if self.full else ("recomputation", self.full_ms)
         return f"{other}: not measured yet" if ms is None else f"{other}: about {ms:.0f} ms"
 
 
 class StepChooser:
-    """Chooses for one view."""
+    """Makes the choices for one view."""
 
     def __init__(self, policy: str, *, keeps_state: bool = True) -> None:
-        """Create the chooser; a view that keeps no state (`keeps_state`) always steps."""
+        """Create the chooser. A view without state (`keeps_state`) always steps."""
         self.policy = policy
         self._keeps_state = keeps_state
         self._step = CostLine()
+        """Measured cost of steps."""
         self._full = CostLine()
+        """Measured cost of recomputations."""
         self._chose_full = False
+        """The last choice: True for a recomputation."""
         self._full_ms = 0.0
+        """Estimated cost of a recomputation at the last choice."""
         self._in_a_row = 0
+        """Number of choices since the last change or probe."""
         self._steps = self._recomputations = 0
+        """Number of measured steps, and of measured recomputations."""
 
     def favors_full(self, work: int, state_rows: int, times: int) -> bool:
-        """Return whether a step of at least this work should cost more than a recomputation.
+        """Return whether a step with at least this work is expected to cost more than a
+        recomputation.
 
-        Nothing is noted.
+        This does not change the state.
         """
         step_ms, full_ms = self._estimates(work, state_rows, times)
         return self._step.reaches(work) and self._is_dearer(step_ms, full_ms, times)
@@ -165,10 +179,11 @@ class StepChooser:
         return step_ms, None if full_ms is None else full_ms * max(1, times)
 
     def _is_dearer(self, step_ms: float | None, full_ms: float | None, times: int) -> bool:
-        """Return whether a step costs more by the margin than a recomputation, under AUTO."""
+        """Return whether, under AUTO, a step costs more than a recomputation by at least the
+        margin."""
         if not self._keeps_state or self.policy != AUTO or step_ms is None or full_ms is None:
             return False
-        # Hysteresis, so that near the break-even the choice does not flap.
+        # Hysteresis keeps the choice from flapping near the break-even point.
         margin = 1 / SWITCH if self._chose_full else SWITCH
         return step_ms > full_ms * (margin if times < 2 else AT_EACH)
 
@@ -189,11 +204,11 @@ class StepChooser:
             self._full_ms = full_ms
             least = self._step.least(work)
             if chosen and least is not None and least < full_ms:
-                # Nothing is known of steps of this size: take this one, to learn, as it could be
-                # cheaper.
+                # Nothing is known about steps of this size. Take this one to learn, because it
+                # could be cheaper.
                 self._chose_full = False
                 return StepChoice(False, step_ms, full_ms)
-            # What a line that does not reach so far says of a step is no reason to try the other.
+            # An extrapolated estimate of the step is no reason to probe the alternative.
             known_ms = step_ms if least is None else least
             if (times < 2 or self._chose_full) and self._probes(known_ms, full_ms):
                 self._in_a_row = 0
@@ -201,7 +216,7 @@ class StepChooser:
         return StepChoice(self._chose_full, step_ms, full_ms)
 
     def _probes(self, step_ms: float, full_ms: float) -> bool:
-        """Return whether to try the way that was not chosen for long."""
+        """Return whether to try the alternative that was not chosen for a long time."""
         full = self._chose_full
         chosen, other = (full_ms, step_ms) if full else (step_ms, full_ms)
         measured = self._steps if full else self._recomputations
@@ -213,7 +228,7 @@ class StepChooser:
     def stepped(self, work: int, ms: float) -> None:
         """Add the measurement of a step."""
         if self._chose_full and ms * SWITCH < self._full_ms:
-            # A probe showed that steps are cheaper: the earlier measurements were cold.
+            # A probe showed that steps are cheaper, so the earlier measurements were cold.
             self._step = CostLine()
         self._steps += 1
         self._step.measured(work, ms)
@@ -221,7 +236,7 @@ class StepChooser:
     def recomputed(self, state_rows: int, ms: float) -> None:
         """Add the measurement of a recomputation over `state_rows` rows."""
         if self._recomputations == 1:
-            # The first measurement is the hydration, on cold plans: forget it.
+            # The first measurement is the hydration, on cold plans. Forget it.
             self._full = CostLine()
         self._recomputations += 1
         self._full.measured(state_rows, ms)

@@ -1,8 +1,8 @@
-"""Computes a view whole at one time, and the difference to its persisted contents.
+"""Computes a view in full at one time, and the difference to its stored contents.
 
-Used by hydration, by opaque views at every time, and by views in error. An incremental view is
-computed from scratch by its own strata, an opaque one by Spark's own query; either way the engine
-takes the difference.
+This is used by hydration, by opaque views at every time, and by views in error. An incremental view
+is computed from scratch by its own strata, an opaque one by Spark's own query. In both cases the
+engine computes the difference.
 """
 
 from __future__ import annotations
@@ -28,46 +28,49 @@ from actors.runtime.settings import Settings
 
 
 class RecomputeSuspension:
-    """Pause before a view that was too large for the engine is computed whole again.
+    """Pause before a view that was too large for the engine is computed in full again.
 
-    Meanwhile its steps keep the error that it holds. Each failure doubles the pause.
+    During the pause its steps keep the error that it holds. Each failure doubles the pause.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._failures = 0
+        """Number of consecutive failures."""
         self._until_ms = 0.0
+        """Monotonic time at which the pause ends."""
         self._text = ""
+        """Text of the last failure."""
 
     @property
-    def begun(self) -> bool:
+    def active(self) -> bool:
         """Return whether the last attempt to compute the view failed."""
         return self._failures > 0
 
     def begin(self, text: str, now_ms: float) -> None:
-        """Begin a pause, longer than the last one."""
+        """Start a pause, which is longer than the previous one."""
         self._failures += 1
         self._until_ms = now_ms + self._settings.engine_killer_retry_ms(self._failures)
         self._text = text
 
     def check(self, now_ms: float) -> None:
-        """Raise `JobTooLarge` while the pause lasts."""
+        """Raise `JobTooLarge` during the pause."""
         if self._failures and now_ms < self._until_ms:
             raise JobTooLarge(self._text)
 
     def end(self) -> None:
-        """End the suspension: the view could be computed."""
+        """End the suspension, because the view was computed."""
         self._failures = 0
 
 
-def held_text(error: Exception) -> str:
-    """Return the text under which an output holds an error: its message, or `JobTooLarge` with its
-    name."""
+def output_error_text(error: Exception) -> str:
+    """Return the text under which an output holds an error: its message, prefixed with the class
+    name for a `JobTooLarge`."""
     return f"{type(error).__name__}: {error}" if isinstance(error, JobTooLarge) else str(error)
 
 
-def find_held(texts: tuple[str, ...]) -> str:
-    """Return the text of a held `JobTooLarge`, or the empty text."""
+def find_job_too_large(texts: tuple[str, ...]) -> str:
+    """Return the text of a `JobTooLarge` among errors that an output holds, or ""."""
     prefix = f"{JobTooLarge.__name__}: "
     return next((t.removeprefix(prefix) for t in texts if t.startswith(prefix)), "")
 
@@ -84,19 +87,21 @@ async def recompute(
     rebuilt: bool = False,
     folders: AnswerFolders,
 ) -> StepDeltas:
-    """Return the difference from the persisted contents below `upper` to the query's result at
-    `as_of`. Executors may write a large one into `folders`.
+    """Return the difference from the stored contents below `upper` to the query's result at
+    `as_of`.
 
-    If the view is `rebuilt`, its hidden states are empty so far. All updates have the time `as_of`.
-    Waits until every import's upper is beyond it. Raises `DefiniteError` if an import holds an
-    error there or the data make the query fail, `ReadBelowSince`, and the stores' and the engine's
-    errors.
+    Executors may write a large difference into `folders`. If the view is `rebuilt`, its hidden
+    states are still empty. All updates have the time `as_of`.
+
+    Wait until every import's upper is beyond `as_of`. Raise `DefiniteError` if an import holds an
+    error there or the data make the query fail, `ReadBelowSince`, and the errors of the stores and
+    the engine.
     """
     async with AsyncExitStack() as stack:
         inputs = await open_contents(stack, engine, persist, imports, as_of, name)
         old = []
         for shard, delta in zip(shards_of(export), export.plan.deltas, strict=True):
-            # A view that is rebuilt keeps its output, and its hidden states begin anew.
+            # A view that is rebuilt keeps its output, but its hidden states start empty.
             empty = not upper or (rebuilt and shard != export.shard)
             if empty:
                 old.append(JobRows(delta.schema))
@@ -106,20 +111,20 @@ async def recompute(
             old.append((await stack.enter_async_context(given)).rows)
         if not export.plan.strata:
             return await _difference(engine, export.plan, inputs, old[0], as_of, name, folders)
-        # By the view's own strata: later steps then retract rows with the same bits, and the hidden
-        # state is rebuilt too.
+        # Use the view's own strata: later steps then retract bit-identical rows, and the hidden
+        # state is rebuilt as well.
         return await full_step(
             engine, export.plan, inputs, as_of, name, tuple(old) if upper else (), folders
         )
 
 
 def chain_differences(before: StepDeltas, after: StepDeltas, time: Time) -> StepDeltas:
-    """Return the appended differences, followed by the one from there to `after`.
+    """Return the differences in `before`, followed by the difference from there to `after`.
 
     Args:
-        before: The differences at earlier times to what is persisted.
-        after: The difference at `time` to what is persisted.
-        time: Later than all of `before`.
+        before: Differences at earlier times to the stored contents.
+        after: Difference at `time` to the stored contents.
+        time: Later than all times in `before`.
     """
 
     def joined(earlier: pa.Table, later: pa.Table) -> pa.Table:
@@ -191,19 +196,20 @@ async def taken_difference(
     persist: PersistClient,
     export: ViewExport,
     as_of: Time,
-    begun: tuple[Frontier, Time],
+    start: tuple[Frontier, Time],
     reader_id: str,
 ) -> pa.Table:
     """Return the updates that turn the output's contents below its upper into those of the taken
-    shard: the difference at the first time, then the shard's own updates up to `as_of`. `begun`:
-    the upper, and that time.
+    shard.
 
-    So the contents are exact at each of these times. Raises `ReadBelowSince` and `StorageError`.
+    These are the difference at the first time, then the shard's own updates up to `as_of`, so the
+    contents are exact at each of these times. `start` contains the upper and the first time. Raise
+    `ReadBelowSince` and `StorageError`.
     """
     schema = export.plan.output
     shape = schema.arrow_updates()
     tables: list[pa.Table] = []
-    upper, first = begun
+    upper, first = start
     for shard, last in ((export.taken_shard, as_of), (export.shard, upper - 1)):
         if last < 0:
             continue  # it never had contents

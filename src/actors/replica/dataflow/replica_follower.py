@@ -1,13 +1,13 @@
-"""Coordinates a dataflow with those of other replicas of its instance.
+"""Coordinates a dataflow with the same dataflow on other replicas of its instance.
 
-All replicas maintain the same views over the same shards. Names with a wider scope than a replica
-(jobs of an engine that several share, prepared plans) begin with the replica's. Replicas race for
-steps (`machine`), and the loser reads the winner's append (`ReplicaFollower`): the hidden state
-that it would have computed, and the errors. The controller lets one replica at a time hydrate a
-view (`HydrationTurns`).
+All replicas maintain the same views over the same shards. Names whose scope is wider than a replica
+(jobs of a shared engine, prepared plans) start with the replica's name. Replicas race for steps
+(`machine`). The loser reads the winner's append (`ReplicaFollower`): the hidden state that it would
+have computed itself, and the errors. The controller lets one replica at a time hydrate a view
+(`HydrationTurns`).
 
-A followed interval ends at the end of an append, and the follower's lease keeps the updates' times
-uncompacted, so the reads are exact.
+A followed interval ends at the end of an append, and the follower's lease protects the times of its
+updates from compaction, so the reads are exact.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class ReplicaAppend(msgspec.Struct, frozen=True):
 
     hidden: tuple[pa.Table, ...]
     errors: tuple[ErrorChange, ...]
-    """Changes of the output's errors; only their sum is meaningful."""
+    """Changes of the output's errors. Only their sum is meaningful."""
 
     def error_after(self, before: tuple[str, ...]) -> str | None:
-        """Return the error that the output holds at the end, if any."""
+        """Return the error that the output holds afterwards, if any."""
         sums = dict.fromkeys(before, 1)
         for change in self.errors:
             sums[change.text] = sums.get(change.text, 0) + change.diff
@@ -67,7 +67,7 @@ class ReplicaFollower:
         return cls(persist, export, readers)
 
     async def read(self, lo: Time, hi: Frontier) -> ReplicaAppend:
-        """Return what was appended from `lo` to `hi`, an upper of the shards.
+        """Return what was appended from `lo` to `hi`, which must be an upper of the shards.
 
         Raise `ReadBelowSince` and the stores' errors.
         """
@@ -75,8 +75,8 @@ class ReplicaFollower:
         found = await self._updates(*output, lo, hi, errors_only=True)
         sums = error_sums([errors for each in found if (errors := split_errors(each)[1])])
         errors = tuple(ErrorChange(text, hi - 1, diff) for text, diff in sums.items() if diff)
-        # The winner's hidden state is read bit by bit, not recomputed: later retractions must match
-        # it exactly, whatever the order of its sums.
+        # Read the winner's hidden state bit by bit instead of recomputing it: later retractions
+        # must match it exactly, whatever the order of its sums.
         states = []
         for reader, schema in hidden:
             shape = schema.arrow_updates()
@@ -106,7 +106,7 @@ class ReplicaFollower:
             reader.release([part.key for part in parts])
 
     async def moved(self, lo: Frontier) -> None:
-        """Advance the leases: the view is at `lo`, and nothing before that is read again."""
+        """Advance the leases, because the view is at `lo` and nothing before that is read again."""
         for reader in self._readers:
             await reader.downgrade(lo - 1)
 

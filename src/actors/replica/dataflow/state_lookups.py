@@ -1,14 +1,14 @@
-"""State lookups: rows of the imports' and the hidden states' past that a step needs.
+"""State lookups: the past rows of imports and hidden states that a step needs.
 
 Theory of operation. For every (import, key) that a lookup of the plan names, the view uses an
 arrangement that all dataflows share (`arrangement.shared`), and reads the updates below its `lo`.
-Hidden states have one writer, and private arrangements. A step's lookups are done in the plan's
-order: the key values come from deltas, from rows that earlier lookups returned, or from an earlier
-stratum's output. The matching rows are the step's state input, a superset that Spark filters. Rows
-given to a step are consolidated, at time ``lo - 1``.
+Hidden states have a single writer and private arrangements. A step's lookups run in the plan's
+order: their key values come from deltas, from rows that earlier lookups returned, or from the
+output of an earlier stratum. The matching rows are the step's state input, a superset that Spark
+filters. Rows passed to a step are consolidated, at time ``lo - 1``.
 
-Invariants: lookups read the updates of the import (or the hidden shard) below the dataflow's `lo`,
-all of them, once. The state is a cache of durable state, made and dropped by one incarnation. All
+Invariants: lookups read every update of the import (or the hidden shard) below the dataflow's `lo`
+exactly once. The state is a cache of durable state, created and dropped by one incarnation. All
 methods that read, insert or close block on files: call them off the event loop.
 """
 
@@ -35,27 +35,29 @@ from actors.runtime.progress import Frontier, ShardId, Time
 from actors.runtime.threshold_probes import HIDDEN_ROWS
 
 DUE_BUCKETS_MAX = 10_000
-"""Buckets of what comes due that are looked up one by one; for more, everything is read."""
+"""Maximum number of buckets of due rows that are looked up one by one; beyond it, everything is
+read."""
 
 
 def met_pairs(changed: pa.Table, rows: pa.Table) -> int:
-    """Return how many pairs of rows of both have keys that a lookup takes for equal, two NULLs
-    among them: the cost of their join.
+    """Return how many pairs of rows have keys that a lookup treats as equal: the cost of their
+    join.
 
-    A key that many rows have, and that changes at many times of a step, multiplies both: a few
-    changed rows at each of a hundred times, each matching a hundred thousand, are ten million pairs
-    and more. Looking keys up costs the sum only, so the product is computed before the join.
+    Two NULLs are equal here. If a key has many rows and changes at many times of a step, the two
+    multiply: a few changed rows at each of a hundred times, each matching a hundred thousand rows,
+    are more than ten million pairs. Looking up the keys costs only the sum, so the product is
+    computed before the join.
 
     >>> changed = pa.table({"k": [1, 1, 2, None]})
     >>> met_pairs(changed, pa.table({"key": [1, 1, 1, 2, 3, None]}))
     8
 
     Args:
-        changed: Keys of changed rows, as often as they are.
-        rows: Keys of the others, the columns in the same order, by any names.
+        changed: Keys of the changed rows, one for each row.
+        rows: Keys of the other rows, with the columns in the same order and any names.
 
     Raises:
-        InvalidUsage: A column is of a type without equality.
+        InvalidUsage: A column has a type without equality.
     """
     few, often = np.unique(hash_columns(changed.columns, changed.num_rows), return_counts=True)
     many, oftener = np.unique(hash_columns(rows.columns, rows.num_rows), return_counts=True)
@@ -67,7 +69,7 @@ def met_pairs(changed: pa.Table, rows: pa.Table) -> int:
 
 
 class ImportArrangements:
-    """A view's handles on its imports' shared arrangements."""
+    """A view's handles on the shared arrangements of its imports."""
 
     def __init__(
         self,
@@ -81,16 +83,17 @@ class ImportArrangements:
         `shards` are those of the plan's inputs, in order.
         """
         self.lo = lo
+        """Frontier of the next step; every applied step advances it."""
         self.uses = input_uses(plan)
         self.handles: dict[tuple[str, tuple[str, ...]], ArrangementHandle] = {}
-        """Handles by (``s{n}``, key); the key is empty if any arrangement can serve."""
+        """Handles by (``s{n}``, key). The key is empty if any arrangement can serve."""
         for target, key in _wanted(plan, InputKind.STATE):
             index = InputName.parse(target).number
             shard, use = shards[index], self.uses[index]
             try:
                 handle = arrangements.open(shard, key, use.schema, lo, use.state)
             except InvalidUsage:
-                # A key that cannot be compared by hash: every lookup is a scan.
+                # The key cannot be compared by hash, so every lookup is a scan.
                 handle = arrangements.open(shard, (), use.schema, lo, use.state)
             self.handles[target, key] = handle
 
@@ -115,7 +118,7 @@ class HiddenArrangements:
         arrangements: SharedArrangements,
         directory: Path,
     ) -> None:
-        """Open them, empty; `shards` are those of the hidden states, in order."""
+        """Open the arrangements, empty. `shards` are those of the hidden states, in order."""
         self.by_target: dict[str, dict[tuple[str, ...], Arrangement]] = {}
         """Arrangements by ``h{k}``, then by key."""
         self.rows = 0
@@ -124,6 +127,7 @@ class HiddenArrangements:
             InputKind.HIDDEN.text(k): state.schema for k, state in enumerate(plan.hidden)
         }
         self._inserts: dict[str, int] = {}
+        """Number of inserts into each hidden state."""
         for number, (target, key) in enumerate(_wanted(plan, InputKind.HIDDEN)):
             place = directory / f"{target}-{number}"
             by_key = self.by_target.setdefault(target, {})
@@ -141,7 +145,7 @@ class HiddenArrangements:
             return
         number = self._inserts.get(target, 0)
         shape = self.schemas[target].arrow_updates()
-        # Times carry no meaning here: insert number n has time n, and all but the last are
+        # Times have no meaning here: insert number n gets time n, and all but the last are
         # compacted.
         stamped = _at(updates.select(shape.names).cast(shape), number)
         for arrangement in arranged.values():
@@ -151,19 +155,19 @@ class HiddenArrangements:
         self.rows += pc.sum(updates[DIFF]).as_py() or 0
 
     def all(self) -> list[Arrangement]:
-        """Return every arrangement."""
+        """Return all arrangements."""
         return [each for arranged in self.by_target.values() for each in arranged.values()]
 
     def close(self) -> None:
-        """Close and remove them."""
-        # They are a cache of the shards: nothing of them is wanted again.
+        """Close the arrangements and remove their files."""
+        # They are a cache of the shards, so none of it is needed again.
         for arrangement in self.all():
             arrangement.close(remove=True)
 
 
 class StateLookups:
-    """Arrangements that one incarnation of a view reads: shared ones of imports, its own of hidden
-    state."""
+    """Arrangements that one incarnation of a view reads: shared ones of imports, and private ones
+    of hidden states."""
 
     def __init__(
         self,
@@ -174,7 +178,7 @@ class StateLookups:
         directory: Path,
         hidden: Sequence[ShardId] = (),
     ) -> None:
-        """Open the arrangements; `hidden` are the shards of the hidden states, in order."""
+        """Open the arrangements. `hidden` are the shards of the hidden states, in order."""
         self.imports = ImportArrangements(plan, shards, arrangements, lo)
         self._arrangements = arrangements
         self._schemas = {
@@ -189,9 +193,9 @@ class StateLookups:
         self.hidden = self._open_hidden()
         self._schemas |= self.hidden.schemas
         self.hidden_filled = not (hidden and self.hidden.by_target)
-        """True if `hidden` has all rows below the `lo`; without shards its user adds them."""
+        """True if `hidden` contains all rows below `lo`. Without shards its user adds them."""
         self.rows_read = 0
-        """Number of rows that lookups returned so far."""
+        """Number of rows that lookups have returned so far."""
 
     @property
     def empty(self) -> bool:
@@ -200,12 +204,13 @@ class StateLookups:
 
     @property
     def ready(self) -> bool:
-        """Return whether a step from the `lo` on can read all of them."""
+        """Return whether a step from `lo` on can read everything it needs."""
         return self.imports.ready and self.hidden_filled
 
     def empty_hidden(self) -> None:
-        """Open the hidden states' arrangements anew, without what an attempt has left."""
-        # Closed last: a thread that an attempt has left meets closed arrangements only.
+        """Replace the hidden states' arrangements with empty ones, without what an attempt has
+        left."""
+        # Close the old ones last: a thread left by an attempt then only finds closed arrangements.
         before, self.hidden = self.hidden, self._open_hidden()
         before.close()
 
@@ -213,15 +218,16 @@ class StateLookups:
         """Apply a committed step ``[lo, hi)``.
 
         Args:
-            imports: Plain updates of the imports, all columns; empty if there were none.
-            hidden: Plain updates of the hidden states, read from their shards if these were not
-                read yet.
+            imports: Plain updates of the imports with all columns; empty if there were none.
+            hidden: Plain updates of the hidden states. They are read from the shards if that was
+                not done yet.
             hi: The step's upper.
         """
         for (target, _), handle in self.imports.handles.items():
             nothing = handle.schema.arrow_updates().empty_table()
             handle.step(imports[InputName.parse(target).number] if imports else nothing, hi)
-        # Until they are read, a step's rows are in the shard alone, and are read from there.
+        # Until the hidden states are read, a step's rows are only in the shard, and are read from
+        # there.
         if self.hidden_filled:
             for index, delta in enumerate(hidden):
                 self.hidden.insert(InputKind.HIDDEN.text(index), delta)
@@ -247,15 +253,15 @@ class StateLookups:
         self.hidden.close()
 
     def hidden_whole(self, groups_max: int) -> bool:
-        """Return whether the hidden state is small enough to be given to a step whole."""
+        """Return whether the hidden states are small enough to be passed to a step in full."""
         return not HIDDEN_ROWS.crossed(self.hidden.rows > groups_max)
 
     def schema(self, target: str) -> TableSchema:
-        """Return the columns of an import or of a hidden state."""
+        """Return the schema of an import or a hidden state."""
         return self._schemas[target]
 
     def scan(self, target: str) -> pa.Table:
-        """Return all updates."""
+        """Return all updates of an import or a hidden state."""
         return self._counted(self._scanned(target))
 
     def _scanned(self, target: str) -> pa.Table:
@@ -272,7 +278,7 @@ class StateLookups:
             return self.scan(target)
         if InputName.parse(target).kind is InputKind.HIDDEN:
             arrangement = self.hidden.by_target[target][key]
-            # A key that cannot be compared by hash: scan.
+            # The key cannot be compared by hash, so scan.
             if not arrangement.key:
                 return self.scan(target)
             return self._counted(arrangement.lookup_all(keys, arrangement.upper))
@@ -311,7 +317,7 @@ class StateLookups:
 
 
 def _wanted(plan: DeltaPlan, kind: InputKind) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the (target, key)s of one kind of targets that lookups name."""
+    """Return the (target, key) pairs of one kind of targets that lookups name."""
     lookups = [lookup for stratum in plan.strata for lookup in stratum.lookups]
     own = (each for each in lookups if InputName.parse(each.target).kind is kind)
     found = dict.fromkeys((each.target, each.key) for each in own)
@@ -321,8 +327,8 @@ def _wanted(plan: DeltaPlan, kind: InputKind) -> list[tuple[str, tuple[str, ...]
             for k, s in enumerate(plan.hidden)
             if s.due
         }
-    # Any arrangement of a target can be scanned, so an empty key needs one only if there is no
-    # other.
+    # Any arrangement of a target can be scanned, so one with an empty key is needed only if there
+    # is no other.
     keyed = {target for target, key in found if key}
     return [(target, key) for target, key in found if key or target not in keyed]
 
@@ -337,22 +343,23 @@ class StepLookups:
         lo: Time,
         due: Mapping[str, pa.Table],
     ) -> None:
-        """Create the lookups; `due` are the changes by the clock, by the input's name."""
+        """Create the lookups. `due` contains the changes caused by the clock, by input name."""
         self._touched = touched
         self._rows: dict[str, pa.Table] = {
             InputKind.CHANGES.text(i): delta for i, delta in enumerate(deltas)
         }
+        """Known rows of each input, by its name."""
         self._rows |= due
         self._state_time = max(lo - 1, 0)
         self._whole: set[str] = set()
-        """Hidden states that are given whole."""
+        """Hidden states that are passed in full."""
         self._found: dict[int, list[pa.Table]] = {}
         """Rows that each lookup returned, by its number."""
         self.pairs = 0
-        """About how many pairs rows make with the rows that they looked up."""
+        """Approximate number of pairs that rows form with the rows they looked up."""
 
     def rows(self, name: str) -> pa.Table | None:
-        """Return an input's rows by its name, as far as they are known."""
+        """Return the rows of an input by its name, as far as they are known."""
         kind, number = InputName.parse(name)
         if kind is InputKind.COVERED and name not in self._rows:
             covered = self._touched.covered[number]
@@ -360,9 +367,9 @@ class StepLookups:
             changes = self._rows[InputKind.CHANGES.text(covered.input_index)]
             edges = self._rows.get(edges_name)
             if edges is None:
-                # The edges are not looked up yet: until then all changes count.
+                # The edges have not been looked up yet; until then all changes count.
                 return changes
-            # Replacing the edges is safe: only the covered changes read them.
+            # Replacing the edges is safe, because only the covered changes read them.
             self._rows[name], self._rows[edges_name] = covered_changes(changes, edges, covered)
         return self._rows.get(name)
 
@@ -371,9 +378,9 @@ class StepLookups:
         self._rows[InputKind.RESULT.text(index)] = rows
 
     def follow(self, strata: Sequence[PlanStratum], *, whole_hidden: bool) -> None:
-        """Run the lookups of the strata; afterwards `rows` has their state inputs.
+        """Run the lookups of the strata. Afterwards `rows` returns their state inputs.
 
-        With `whole_hidden` all rows of the hidden states are given, whatever is touched.
+        With `whole_hidden`, all rows of the hidden states are passed, whether touched or not.
         """
         touched = self._touched
         ranges = {each.lookup: each for stratum in strata for each in stratum.ranges}
@@ -384,7 +391,7 @@ class StepLookups:
                 continue
             if whole_hidden and InputName.parse(target).kind is InputKind.HIDDEN:
                 # This replaces the part that an earlier run may have looked up.
-                found, earlier = self._settled(target, touched.scan(target)), None
+                found, earlier = self._at_state_time(target, touched.scan(target)), None
                 self._whole.add(target)
             else:
                 within = ranges.get(lookup.number)
@@ -398,7 +405,7 @@ class StepLookups:
                     found = touched.find(target, (), ())
                 else:
                     found = touched.schema(target).arrow_updates().empty_table()
-                found = self._settled(target, found)
+                found = self._at_state_time(target, found)
                 self._found.setdefault(lookup.number, []).append(found)
             self._rows[target] = found if earlier is None else _each_once(earlier, found)
 
@@ -407,10 +414,10 @@ class StepLookups:
         for each in keys:
             try:
                 self.pairs += met_pairs(each, rows)
-            except InvalidUsage:  # a key without equality, by which all was read
+            except InvalidUsage:  # a key without equality, for which everything was read
                 self.pairs += rows.num_rows
 
-    def _settled(self, target: str, rows: pa.Table) -> pa.Table:
+    def _at_state_time(self, target: str, rows: pa.Table) -> pa.Table:
         """Return the rows consolidated, at the time of the state."""
         schema = self._touched.schema(target)
         shape = schema.arrow_updates()
@@ -433,7 +440,9 @@ class StepLookups:
             found = [each for n in lookup.fills[place] for each in self._found.get(n, ())]
             rows = concat(found, self._touched.schema(name).arrow_updates()) if found else None
         if rows is None and InputName.parse(name).is_looked_up:
-            raise InvalidUsage(f"lookup of {lookup.target} by rows of {name}, not looked up")
+            raise InvalidUsage(
+                f"lookup of {lookup.target} needs rows of {name}, which were not looked up"
+            )
         return rows
 
     def _keys(self, lookup: StateLookup) -> list[pa.Table]:
@@ -456,8 +465,9 @@ class StepLookups:
 
 
 def _without_nulls(keys: pa.Table) -> pa.Table:
-    """Return the key rows without a NULL, the only ones that ``=`` can match."""
-    # A key that is often NULL, as foreign keys are, would fetch all such rows in vain.
+    """Return the keys without NULL, the only ones that ``=`` can match."""
+    # A key that is often NULL, as foreign keys are, would otherwise fetch all such rows for
+    # nothing.
     return keys.drop_null() if any(column.null_count for column in keys.columns) else keys
 
 
@@ -471,7 +481,7 @@ def _each_once(earlier: pa.Table, later: pa.Table) -> pa.Table:
     """Return the rows of both tables, each once."""
     if not earlier.num_rows or not later.num_rows:
         return earlier if earlier.num_rows else later
-    # Two lookups of one import may return the same row by different keys. Each returns a row with
+    # Two lookups of one import may return the same row for different keys. Each returns a row with
     # its full weight, so the duplicates have equal weights.
     whole = pa.concat_tables([earlier, later])
     weight = "__weight"

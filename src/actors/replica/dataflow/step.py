@@ -1,12 +1,13 @@
 """Computes a step of an incremental view: which strata run together, and with which inputs.
 
-A stratum whose lookups need another stratum's output must wait for it, with a Spark run for each,
-unless it needs only groups of a hidden state that is small enough to be passed whole: then both
-share a run. From scratch (`full_step`) every state is empty and all strata share one run.
+A stratum whose lookups need the output of another stratum must wait for it, so each has a Spark run
+of its own. The exception is a lookup in a hidden state that is small enough to be passed in full:
+then both strata share a run. From scratch (`full_step`) every state is empty and all strata share
+one run.
 
-The last stratum's output is cut into deltas. Without hidden state it is the view's. With it, the
-bits of ``__to`` say which deltas a row belongs to: the view's (columns ``o_…``) and those of the
-hidden states (``h{k}_…``).
+The output of the last stratum is split into deltas. Without hidden states, it is the view's delta.
+With hidden states, the bits of ``__to`` say to which deltas a row belongs: the view's (columns
+``o_…``) and those of the hidden states (``h{k}_…``).
 """
 
 from __future__ import annotations
@@ -47,26 +48,29 @@ from actors.runtime.threshold_probes import DUE_BYTES, STEP_PAIRS, TOUCHED_ROWS
 
 WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[JobRows]]
 Weigh: TypeAlias = Callable[[int], bool]
-"""Returns, given a step's work (`StepDeltas.work`), whether to compute the view whole instead."""
+"""Given a step's work (`StepDeltas.work`), returns whether to recompute the view in full
+instead."""
 CHANGED_TOGETHER_MAX: Final = 4
-"""Most imports whose changes are planned together: a join of n changing imports has n terms."""
+"""Maximum number of imports whose changes are planned together: a join of n changing imports has n
+terms."""
 
 
 class StepDeltas(msgspec.Struct, frozen=True):
-    """Result of a step: the view's delta, the hidden states' deltas, and the cost."""
+    """Result of a step: the delta of the view and those of the hidden states, and the cost."""
 
     output: pa.Table
     hidden: tuple[pa.Table, ...] = ()
     spark_ms: float = 0.0
     prepared: bool = False
-    """True if all of its runs executed a plan that was built before."""
+    """True if all runs executed a plan that was built before."""
     wait_ms: float = 0.0
-    """Time waiting for the engine and, in it, for other jobs; `spark_ms` excludes it."""
+    """Time in ms spent waiting for the engine and, within it, for other jobs; not part of
+    `spark_ms`."""
     work: int = 0
-    """Changes, plus about how many pairs they made with rows that they looked up."""
+    """Number of changes, plus about how many pairs they form with the rows that they looked up."""
     written: tuple[tuple[BatchPart, ...], ...] = ()
-    """Parts of the output and of each hidden state, where the executors have written them: then
-    `output` is empty, and `hidden` has the same rows as theirs."""
+    """Parts of the output and of each hidden state, if the executors wrote them. Then `output` is
+    empty, and `hidden` has the same rows as their parts."""
 
     @property
     def rows_out(self) -> int:
@@ -81,7 +85,7 @@ class StepDeltas(msgspec.Struct, frozen=True):
 
 
 def split_deltas(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-    """Return the last stratum's output as (output delta, hidden deltas), consolidated."""
+    """Split the last stratum's output into (output delta, hidden deltas), consolidated."""
     output, *hidden = (_delta(wide, each) for each in plan.deltas)
     return output, tuple(hidden)
 
@@ -97,8 +101,10 @@ def _delta(wide: pa.Table, delta: DeltaColumns) -> pa.Table:
 
 
 async def written_deltas(plan: DeltaPlan, folders: AnswerFolders, made: MadeFiles) -> StepDeltas:
-    """Return the deltas that executors wrote, their parts adopted. Raise `StorageError`; then no
-    part is left."""
+    """Return the deltas that executors wrote, with their parts adopted.
+
+    Raise `StorageError`; no part is left then.
+    """
     parts = await folders.adopt(made.objects)
     hidden = await folders.hidden_rows(parts)
     output = plan.output.arrow_updates().empty_table()
@@ -113,7 +119,7 @@ def empty_deltas(plan: DeltaPlan) -> StepDeltas:
 
 
 def can_share_run(stratum: PlanStratum, made_here: Sequence[str], *, hidden_whole: bool) -> bool:
-    """Return whether a stratum may share the run of the strata before it, which make
+    """Return whether a stratum may share a run with the strata before it, which produce
     `made_here`."""
     for lookup in stratum.lookups:
         if hidden_whole and InputName.parse(lookup.target).kind is InputKind.HIDDEN:
@@ -126,9 +132,9 @@ def can_share_run(stratum: PlanStratum, made_here: Sequence[str], *, hidden_whol
 def last_stratum_of_run(
     plan: DeltaPlan, first: int, *, hidden_whole: bool, optimistic: bool
 ) -> int:
-    """Return the last stratum of the run that begins with stratum `first`.
+    """Return the last stratum of the run that starts with stratum `first`.
 
-    If `optimistic`, a stratum that seldom makes a row counts as making none.
+    With `optimistic`, a stratum that seldom produces rows is assumed to produce none.
     """
     last = first
     made_here: list[str] = []
@@ -138,16 +144,17 @@ def last_stratum_of_run(
         if not can_share_run(plan.strata[last + 1], made_here, hidden_whole=hidden_whole):
             break
         last += 1
-    # A run's inner outputs are lost, so it must end before one that later strata need too.
+    # A run's inner outputs are lost, so the run must end before an output that later strata need
+    # too.
     while missed_later(plan.strata, first, last, optimistic=optimistic):
         last -= 1
     return last
 
 
 def input_names(plan: DeltaPlan, first: int, last: int, *, optimistic: bool = False) -> list[str]:
-    """Return the inputs that strata `first` to `last` read and do not make themselves.
+    """Return the inputs that strata `first` to `last` read and do not produce themselves.
 
-    If `optimistic`, strata that seldom make a row count as making none.
+    With `optimistic`, strata that seldom produce rows are assumed to produce none.
     """
     made_here = {InputKind.RESULT.text(index) for index in range(first, last + 1)}
     strata = plan.strata[first : last + 1]
@@ -162,7 +169,7 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
     """Return the runs of steps in which all imports and the clock changed at several times.
 
     Their plans also serve steps with fewer changes. With more than `CHANGED_TOGETHER_MAX` imports,
-    return the runs with changes of one import each.
+    return the runs in which one import changes.
     """
     found: dict[tuple[int, int, tuple[str, ...]], None] = {}
     optimistic = plan.optimistic
@@ -189,20 +196,20 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
 
 
 def interval_rows(lo: Time, hi: Frontier) -> JobRows:
-    """Return the input that holds a step's interval."""
+    """Return the input that contains a step's interval."""
     shape = INTERVAL_SCHEMA.arrow_updates()
     row = pa.Table.from_pylist([{"lo": lo, "hi": hi, TIME: 0, DIFF: 1}], shape)
     return JobRows(schema=INTERVAL_SCHEMA, arrow=to_ipc(row))
 
 
 def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> TableSchema:
-    """Return the schema of a named input, for the columns that the rows have."""
+    """Return the schema of a named input, restricted to the columns that the rows have."""
     known = plan.input_schema(name)
     fields = [field for field in rows.schema if field.name not in (TIME, DIFF)]
     if known is not None:
         given = {field.name for field in fields}
         return TableSchema(tuple(column for column in known.columns if column.name in given))
-    # A stratum's output is not in the plan: its types are read off the Arrow columns.
+    # The plan does not describe a stratum's output, so its types are taken from the Arrow columns.
     return TableSchema(tuple(TableColumn(field.name, spark_type(field.type)) for field in fields))
 
 
@@ -214,10 +221,10 @@ def _reads_alone(plan: DeltaPlan, lookups: StepLookups, last: int) -> bool:
     return not any(rows is not None and rows.num_rows for rows in changes)
 
 
-async def _found(
+async def _input_rows(
     engine: EngineClient, plan: DeltaPlan, lookups: StepLookups, name: str
 ) -> tuple[int | None, pa.Table | None]:
-    """Return the import that an input is the state of, if any, and the input's known rows."""
+    """Return the import whose state an input is, if any, and the input's known rows."""
     kind, number = InputName.parse(name)
     if kind is not InputKind.NEARBY:
         return number if kind is InputKind.STATE else None, lookups.rows(name)
@@ -230,7 +237,7 @@ async def _found(
     return near.input_index, found
 
 
-async def _made(
+async def _run_strata(
     engine: EngineClient,
     plan: DeltaPlan,
     lookups: StepLookups,
@@ -244,7 +251,7 @@ async def _made(
 ) -> JobResult | MadeFiles | None:
     """Run the strata ``run[0]`` to ``run[1]``, whose lookups are done, and return their output.
 
-    Return None if none of their inputs has changed, so that their output has not either.
+    Return None if none of their inputs has changed, so that their output has not changed either.
     """
     (first, last), (lo, hi) = run, interval
     strata = plan.strata[first : last + 1]
@@ -254,7 +261,7 @@ async def _made(
             if input_name == INTERVAL:
                 inputs[INTERVAL] = interval_rows(lo, hi)
                 continue
-            input_index, rows = await _found(engine, plan, lookups, input_name)
+            input_index, rows = await _input_rows(engine, plan, lookups, input_name)
             if rows is None or not rows.num_rows:
                 continue
             if input_index is not None and TOUCHED_ROWS.crossed(
@@ -269,7 +276,7 @@ async def _made(
             if narrower and InputName.parse(input_name).holds_changes:
                 rows = await engine.work(rows.num_rows, partial(consolidate_if_smaller, rows))
             packed = await engine.pack(schema, rows)
-            # The run reads the file, so it is removed afterwards.
+            # The run reads the file, so remove it afterwards.
             stack.push_async_callback(engine.discard, packed)
             inputs[input_name] = packed
         if not any(InputName.parse(given_name).holds_changes for given_name in inputs):
@@ -308,12 +315,12 @@ async def delta_step(
     Args:
         deltas: The used columns and rows of the imports' changes (`views.input_uses`).
         name: (incarnation, number).
-        whole_state: Returns an import's whole state as files for Spark to scan; used if more
+        whole_state: Returns the full state of an import as files for Spark to scan; used if more
             than `lookup_rows_max` rows are touched.
         folders: Where executors may write a large answer.
-        quiet: True if recent changes like these made no output. Then the first stratum runs
-            alone first, and if it makes no row, strata without other changes are skipped.
-        divisible: True if the step may be cut to fewer times.
+        quiet: True if recent changes like these produced no output. Then the first stratum first
+            runs alone, and if it produces no row, strata without other changes are skipped.
+        divisible: True if the step may be shortened to fewer times.
         weigh: Called once the work of the first run is known; True declines the step.
 
     Raise the errors of the engine, the arrangements and the stores, `DefiniteError` for more times
@@ -325,7 +332,9 @@ async def delta_step(
     bytes_max = engine.settings.inflight_bytes_per_dataflow_max
     if hi - lo > 1 and DUE_BYTES.crossed(due_bytes > bytes_max):
         # The machine halves the interval of a step that fails definitely.
-        raise DefiniteError(f"{due_bytes} bytes come due in [{lo}, {hi}), more than {bytes_max}")
+        raise DefiniteError(
+            f"too many bytes come due in [{lo}, {hi}): {due_bytes} (limit {bytes_max})"
+        )
     changes = StepChanges(
         deltas, due, interval, name, quiet, divisible, weigh, whole_state, folders.places
     )
@@ -339,7 +348,7 @@ async def delta_step(
             raise
         void = True
     if void:
-        # The step was accepted before: the second run must not ask again.
+        # The step was already accepted, so the second run must not ask again.
         changes = changes._replace(weigh=None)
         made = await _step_once(engine, plan, touched, changes, optimistic=False)
     if made.files is not None:
@@ -354,7 +363,7 @@ async def delta_step(
 
 
 class StepChanges(NamedTuple):
-    """Changes of the imports and of the clock that a step covers, its interval, and its name."""
+    """Changes of the imports and of the clock that a step covers, with its interval and name."""
 
     deltas: Sequence[pa.Table]
     due: Mapping[str, pa.Table]
@@ -367,16 +376,17 @@ class StepChanges(NamedTuple):
     into_bucket: tuple[BucketFolder, ...]
 
 
-class _Wide(msgspec.Struct):
+class _StepOutput(msgspec.Struct):
     """Output of the last stratum, and the cost of all runs."""
 
     rows: pa.Table | None = None
     files: MadeFiles | None = None
-    """Names what executors wrote in place of `rows`."""
+    """Names what executors wrote instead of `rows`."""
     spark_ms: float = 0.0
     prepared: bool = True
     wait_ms: float = 0.0
     work: int = 0
+    """Changes, plus the pairs that they form."""
 
     def of(
         self,
@@ -389,8 +399,8 @@ class _Wide(msgspec.Struct):
         return StepDeltas(output, hidden, *cost, written)
 
 
-def _is_void(plan: DeltaPlan, made: _Wide) -> bool:
-    """Return whether a stratum made a row although the run assumed that it makes none."""
+def _is_void(plan: DeltaPlan, made: _StepOutput) -> bool:
+    """Return whether a stratum produced a row although the run assumed that it would not."""
     if made.files is not None:
         return any(each.delta == len(plan.deltas) for each in made.files.objects)
     wide = made.rows
@@ -407,30 +417,33 @@ async def _step_once(
     changes: StepChanges,
     *,
     optimistic: bool,
-) -> _Wide:
-    """Run all strata; if `optimistic`, assume that those that seldom make a row make none."""
+) -> _StepOutput:
+    """Run all strata. With `optimistic`, assume that strata that seldom produce rows produce
+    none."""
     deltas, due, (lo, hi), name, quiet, divisible, weigh, whole_state, into_bucket = changes
     pairs_max = engine.settings.step_pairs_max
     lookups = StepLookups(touched, deltas, lo, due)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
     count = sum(rows.num_rows for rows in (*deltas, *due.values()))
-    whole = _Wide()
+    whole = _StepOutput()
 
     async def run(first: int, last: int, *followed: PlanStratum) -> pa.Table | None:
         nonlocal weigh
-        # Looking up what many changes touch takes longer than giving a small state whole.
+        # Looking up what many changes touch takes longer than passing a small state in full.
         unknown = last > last_stratum_of_run(plan, first, hidden_whole=False, optimistic=optimistic)
         all_hidden = hidden_whole and (unknown or count > touched.hidden.rows)
         await engine.clock.run_blocking(partial(lookups.follow, followed, whole_hidden=all_hidden))
         whole.work = count + lookups.pairs
         if divisible and STEP_PAIRS.crossed(lookups.pairs > pairs_max):
-            raise DefiniteError(f"{lookups.pairs} pairs in [{lo}, {hi}), more than {pairs_max}")
+            raise DefiniteError(
+                f"too many pairs in [{lo}, {hi}): {lookups.pairs} (limit {pairs_max})"
+            )
         if weigh is not None:
-            # Asked once only: the first stratum may run alone before it runs with the others.
+            # Ask only once: the first stratum may run alone before it runs with the others.
             asked, weigh = weigh, None
             if asked(whole.work):
                 raise StepDeclined
-        made = await _made(
+        made = await _run_strata(
             engine, plan, lookups, (first, last), (lo, hi), name, whole_state, into_bucket,
             optimistic=optimistic,
         )  # fmt: skip
@@ -477,11 +490,11 @@ def full_job(
     """Return the job that computes the view from scratch at `as_of`, in one run.
 
     The inputs' `contents` are passed as deltas, and every state is empty. With `into_files` a large
-    answer comes as files, with `into_bucket` as objects there, a folder for each of the deltas. The
-    answer is the difference to the `old` contents of each of the deltas, if these are given.
+    answer comes as files; with `into_bucket` it comes as objects there, in one folder for each of
+    the deltas. If `old` contents are given for the deltas, the answer is the difference to them.
     """
     last = len(plan.strata) - 1
-    # Strata that seldom make a row make none.
+    # Strata that seldom produce rows are assumed to produce none.
     names = input_names(plan, 0, last, optimistic=plan.optimistic)
     inputs = {each: contents[n] for each, n in plan.whole_inputs().items() if each in names}
     if INTERVAL in names:
@@ -512,7 +525,8 @@ async def full_step(
     old: tuple[JobRows, ...],
     folders: AnswerFolders,
 ) -> StepDeltas:
-    """Compute the view from scratch, cut into output and hidden states, less `old` contents."""
+    """Compute the view from scratch, split into output and hidden states, minus the `old`
+    contents."""
     job = full_job(engine, plan, contents, as_of, name, into_bucket=folders.places, old=old)
     made = await engine.run_into_files(job)
     if isinstance(made, MadeFiles):

@@ -1,8 +1,8 @@
 """Chooses where a step ends, and takes its rows from the inputs. Pure.
 
-`pick_hi` looks at described parts, before any is fetched; `limit_hi_by_times` and
+`pick_hi` looks at described parts before any is fetched; `limit_hi_by_times` and
 `limit_hi_by_bytes` look at fetched rows. Rows that were taken can be put back, so a step can be
-cut shorter until it is durable.
+shortened until it is durable.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def pick_hi(
     *,
     forced: bool = True,
 ) -> Frontier | None:
-    """Return the `hi` of the next step; None if nothing is described beyond `lo`.
+    """Return the `hi` of the next step, or None if nothing is described beyond `lo`.
 
-    The step reaches as far as every input has been described, but not so far that the parts to
-    fetch (with the rows already held) exceed `budget` bytes; it takes at least one batch, if
-    `forced`.
+    The step reaches as far as every input was described, but only so far that the parts to fetch,
+    together with the rows already held, stay within `budget` bytes. If `forced`, it takes at least
+    one batch.
     """
     reach = min((input_.progress for input_ in inputs), default=EMPTY)
     if until is not None:
@@ -43,7 +43,7 @@ def pick_hi(
     )
     candidates = sorted({p.upper for p in pieces if lo < p.upper < reach} | {reach})
     total = sum(input_.held_bytes + input_.outstanding_bytes() for input_ in inputs)
-    # One batch even if it exceeds the budget: else it could never be taken.
+    # Take one batch even if it exceeds the budget; otherwise it could never be taken.
     best = candidates[0] if forced else None
     position = 0
     for candidate in candidates:
@@ -63,7 +63,7 @@ def times_of(deltas: Iterable[pa.Table]) -> list[Time]:
 
 
 def error_times_of(deltas: Iterable[pa.Table]) -> list[Time]:
-    """Return the distinct times at which the deltas hold error updates, ascending."""
+    """Return the distinct times at which the deltas contain error updates, ascending."""
     found: set[int] = set()
     for delta in deltas:
         if ERROR in delta.column_names:
@@ -75,10 +75,10 @@ def error_times_of(deltas: Iterable[pa.Table]) -> list[Time]:
 def limit_hi_by_times(
     times: Sequence[Time], error_times: Sequence[Time], *, opaque: bool
 ) -> Frontier | None:
-    """Return a lower `hi` if the times of a view's step may not all share one step.
+    """Return a lower `hi` if the times of a view's step may not all share one step, else None.
 
     An opaque view takes one time per step. A step ends before the first error of an input, and the
-    error then gets a step of its own, so that the output's error has its exact time.
+    error gets a step of its own, so that the output's error has its exact time.
     """
     if len(times) < 2:
         return None
@@ -92,13 +92,13 @@ def limit_hi_by_times(
 def limit_hi_by_bytes(
     deltas: Sequence[pa.Table], times: Sequence[Time], budget: int
 ) -> Frontier | None:
-    """Return a lower `hi` if the rows exceed `budget` bytes in memory.
+    """Return a lower `hi` if the rows exceed `budget` bytes in memory, else None.
 
-    The step then takes as many times as fit, at least one.
+    The step then takes as many times as fit, but at least one.
     """
     if len(times) < 2 or sum(delta.nbytes for delta in deltas) <= budget:
         return None
-    # Estimated from the rows: a part's size as a file says little about its size in memory.
+    # Estimate from the rows: a part's size as a file says little about its size in memory.
     sizes = dict.fromkeys(times, 0.0)
     for delta in deltas:
         row_bytes = delta.nbytes / max(1, delta.num_rows)
@@ -113,11 +113,11 @@ def limit_hi_by_bytes(
 
 
 def put_back(inputs: Sequence[DataflowInput], deltas: Iterable[Iterable[pa.Table]]) -> None:
-    """Hold the rows that were taken from the inputs again."""
+    """Put rows that were taken back into the inputs."""
     for input_, tables in zip(inputs, deltas, strict=True):
         input_.hold(*tables)
 
 
 def take_rows(inputs: Sequence[DataflowInput], hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
-    """Take the held rows below `hi` out of each input, and return them."""
+    """Remove the held rows below `hi` from each input, and return them."""
     return tuple(tuple(input_.take(hi)) for input_ in inputs)

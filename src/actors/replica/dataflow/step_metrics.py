@@ -1,4 +1,4 @@
-"""Measures of the last step of a dataflow, in its status, for people."""
+"""Measurements of a dataflow's last step, for its status and the metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OF_OUTCOME: Final = [
 
 
 def measured(status: StatusResponse, outcome: StepOutcome) -> StatusResponse:
-    """Return the status with how a view's step was computed: its measures of the same names."""
+    """Return the status with the step's measurements, copied from fields with the same names."""
     measures = {name: getattr(outcome.deltas, name) for name in _OF_DELTAS}
     measures |= {name: getattr(outcome, name) for name in _OF_OUTCOME}
     return msgspec.structs.replace(status, **measures)

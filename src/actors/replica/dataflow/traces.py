@@ -1,14 +1,15 @@
-"""Finds the traces that a dataflow's steps belong to.
+"""Finds the traces to which a dataflow's steps belong.
 
-Theory of operation. A listen task's description carries the context of its span if changes of a
-sampled trace are in it; the context is noted by input and interval. A step takes the contexts of
-its own interval: the first is its parent; the others, and the appends that they came from, are its
-links. The step's span is open from its cut until it is installed, over several stages. Parts are
-fetched, and stages run, in the context that they belong to.
+Theory of operation. If a listen task's description contains changes of a sampled trace, it carries
+the context of its span, which is recorded by input and interval. A step takes the contexts of its
+own interval: the first becomes its parent; the others, and the appends they came from, become its
+links. The span of a step is open from its cut until it is installed, over several stages. Parts are
+fetched, and stages run, in the context to which they belong.
 
 The first start of a dataflow (`restoring`) belongs to the trace of the command that scheduled it.
 
-Memory is bounded: the last `NOTES_MAX` descriptions are noted, and none while no trace is sampled.
+Memory is bounded: only the last `NOTES_MAX` descriptions are recorded, and none while no trace is
+sampled.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ class StepTraces:
         self._persist = persist
         self._description = description
         self._notes: deque[tuple[int, Time, Frontier, str]] = deque(maxlen=NOTES_MAX)
-        """(input, lower, upper, context) of each description."""
+        """(input, lower, upper, context) of each recorded description."""
         self._step: tuple[int, int] | None = None
+        """(incarnation, number) of the step whose span is open."""
         self._opened: OpenSpan | None = None
+        """The open span, if the step belongs to a sampled trace."""
         self._scheduled: str | None = None
         """Context of the schedule command, until the dataflow has its first contents."""
 
@@ -49,13 +52,13 @@ class StepTraces:
         return None if self._opened is None else self._opened.traceparent
 
     def scheduled(self) -> None:
-        """Note the context of the schedule command."""
+        """Remember the trace context of the command that scheduled this dataflow."""
         self._scheduled = TRACEPARENT.get()
 
     def restoring(
         self, incarnation: int, run: Callable[[], Awaitable[T]]
     ) -> Callable[[], Awaitable[T]]:
-        """Return `run` as a hydration span, in the context of the schedule command."""
+        """Return `run` wrapped in a hydration span, in the context of the schedule command."""
         parent = self._scheduled
         if parent is None:
             return run
@@ -64,33 +67,33 @@ class StepTraces:
         async def traced() -> T:
             with span_below(parent, HYDRATION, *named):
                 result = await run()
-            # Later restarts have no requester, so they belong to no trace.
+            # No one requested later restarts, so they belong to no trace.
             self._scheduled = None
             return result
 
         return traced
 
     def described(self, message: PartsDescribed) -> None:
-        """Note the context of a description."""
+        """Record the context of a description."""
         traceparent = TRACEPARENT.get()
         if traceparent is not None and message.parts:
             self._notes.append((message.input_index, message.lower, message.upper, traceparent))
 
     def of(self, input_index: int, piece: PartInterval) -> str | None:
-        """Return the context in which a part is to be fetched."""
+        """Return the context in which a part should be fetched."""
         for noted, lower, upper, traceparent in self._notes:
             if noted == input_index and piece.lower < upper and lower < piece.upper:
                 return traceparent
         return None
 
     def begin(self, step: DataflowStep) -> None:
-        """Open the span of a step that was cut; a retried step keeps its span."""
+        """Open the span of a step that was cut. A retried step keeps its span."""
         name = (step.incarnation, step.number)
         if name == self._step:
             return
         self.end()
         self._step = name
-        # No trace is sampled.
+        # Nothing is recorded, so no trace is sampled.
         if not self._notes:
             return
         mine = [context for _, lower, _, context in self._notes if lower < step.hi]
@@ -135,7 +138,7 @@ class StepTraces:
         return SubscribeBatch(batch.lower, batch.upper, batch.arrow, batch.error, here)
 
     def installed(self, step: DataflowStep | None, status: StatusResponse) -> None:
-        """End the step's span, and forget notes of changes below its `hi`."""
+        """End the step's span, and forget descriptions of changes below its `hi`."""
         if step is None or not (self._notes or self._opened):
             return
         if self._opened is not None:
@@ -143,7 +146,7 @@ class StepTraces:
             self._opened.note(SPARK_MS, round(status.spark_ms, 3))
             self._opened.note(PREPARED, status.prepared)
         self.end()
-        # A description may reach beyond this step.
+        # A description may extend beyond this step.
         left = [note for note in self._notes if note[2] > step.hi]
         self._notes = deque(left, maxlen=NOTES_MAX)
 

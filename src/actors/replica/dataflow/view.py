@@ -1,13 +1,13 @@
 """The stages of a maintained view: what each effect of the machine does.
 
-Holds one incarnation's memory: state lookups, and the errors of the imports and the output. Each
-stage is one coroutine that the actor runs beside itself; the machine ensures that stages never
-overlap. `warm` and `merge` run beside them.
+`ViewStages` holds the memory of one incarnation: state lookups, and the errors of the imports and
+the output. Each stage is one coroutine that runs outside the actor; the machine ensures that stages
+never overlap. `warm` and `merge` run alongside them.
 
 Errors are data. While an import holds an error, or the data make the query fail, the output holds
 an error and keeps its last good contents. Such a view makes one step of all changes since then
-(`HeldChanges`) to the last time of each step, or is computed whole there; when that succeeds, the
-difference is appended and the error retracted there.
+(`HeldChanges`) to the last time of each step, or is recomputed in full there. When that succeeds,
+the difference is appended and the error is retracted there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from actors.replica.dataflow.policy import StepChoice, StepChooser, StepDeclined
 from actors.replica.dataflow.recompute import (
     RecomputeSuspension,
     chain_differences,
-    find_held,
+    find_job_too_large,
     recompute,
 )
 from actors.replica.dataflow.replica_follower import ReplicaFollower
@@ -57,26 +57,27 @@ from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, DefiniteError, JobTooLar
 from actors.runtime.progress import Frontier, Time, is_empty
 
 COLD_STEPS: Final = 5
-"""First steps of a dataflow whose time says nothing if they are planned anew."""
+"""Number of first steps of a dataflow whose time is not measured if they build their plans."""
 QUIET_STEPS = 2
-"""Steps in a row that have changed nothing, beyond which a step runs its first strata alone."""
+"""After more than this many consecutive steps without effect, a step first runs its first stratum
+alone."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
-    """A computed step: its deltas and the output's error changes."""
+    """A computed step: its deltas and the changes of the output's errors."""
 
     deltas: StepDeltas
     errors: tuple[ErrorChange, ...] = ()
     rows_read: int = 0
-    """Rows of state that lookups returned."""
+    """Number of state rows that lookups returned."""
     recomputed: bool = False
-    """True if the view was computed whole."""
+    """True if the view was recomputed in full."""
     rejected: str = ""
     """The rejected alternative and its estimated cost."""
 
 
 class ViewStages:
-    """Runs one view's stages."""
+    """Runs the stages of one view."""
 
     def __init__(
         self,
@@ -90,7 +91,9 @@ class ViewStages:
         raced: bool = False,
     ) -> None:
         self._raced = raced
+        """True if other replicas run the same view."""
         self._follower: ReplicaFollower | None = None
+        """Reads other replicas' appends; None until needed."""
         self._engine = engine
         self._persist = persist
         self._description = description
@@ -99,37 +102,44 @@ class ViewStages:
         self._arrangements = arrangements
         self._chooser = StepChooser(export.plan.policy, keeps_state=export.plan.keeps_state)
         self._steps = 0
+        """Number of steps that were computed."""
         self._unchanged = 0
-        """Number of steps in a row that changed neither the output nor a hidden state."""
+        """Number of consecutive steps that changed neither the output nor a hidden state."""
         self._state_rows = 0
         """Approximate number of rows of the imports."""
         self._touched: StateLookups | None = None
+        """State lookups of this incarnation; None before it is restored or if the view has
+        ended."""
         self._hidden_lock = anyio.Lock()
         """Held while the hidden states are read, and while a step changes them."""
         self._plain_of: tuple[DataflowStep | None, list[pa.Table]] = (None, [])
         """The current step and its plain updates, which are used twice."""
         self._uses = input_uses(export.plan)
         self._used_of: tuple[DataflowStep | None, list[pa.Table]] = (None, [])
+        """The current step and the part of its plain updates that the view uses."""
         self._suspension = RecomputeSuspension(engine.settings)
         self._rehearsal = anyio.Lock()
+        """Held during a rehearsal, so that only one runs at a time."""
         self._output_errors: tuple[str, ...] = ()
+        """Errors that the output holds."""
         self._input_errors: tuple[dict[str, int], ...] = ()
+        """Sums of the error updates of each import."""
         self._held = HeldChanges(description.id, export.plan.input_schemas)
         persist.ledger.add(self._held.memory)
         self._written: tuple[tuple[BatchPart, ...], ...] = ()
-        """Parts of a step that executors wrote, until its commit begins."""
+        """Parts of a step that executors wrote, until its commit starts."""
 
     async def restore(
         self, incarnation: int, hydrating: Callable[[], None], *, writable: bool
     ) -> ResumedHydration:
-        """Return the durable state, hydrated if needed."""
+        """Return the durable state, hydrating the view first if needed."""
         before, self._touched = self._touched, None
-        self._unfollow()
+        self._close_follower()
         self._drop_written()
         try:
             if self._raced:
-                # Leases must be acquired before the upper is read, to keep later appends readable.
-                await self._follows(incarnation)
+                # Acquire the leases before the upper is read, to keep later appends readable.
+                await self._open_follower(incarnation)
             resumed = await restore(
                 self._engine,
                 self._persist,
@@ -144,7 +154,7 @@ class ViewStages:
             )
         finally:
             if before is not None:
-                # Closed last, so that an arrangement that both incarnations use stays.
+                # Close it last, so that arrangements that both incarnations use stay open.
                 before.close()
         if self._follower is not None and not is_empty(resumed.lo):
             await self._follower.moved(resumed.lo)
@@ -152,14 +162,14 @@ class ViewStages:
         self._held.release()
         self._state_rows = resumed.state_rows
         self._output_errors = resumed.output_errors
-        text = find_held(resumed.output_errors)
-        if text and not self._suspension.begun:
+        text = find_job_too_large(resumed.output_errors)
+        if text and not self._suspension.active:
             self._suspension.begin(text, self._engine.clock.monotonic_ms())
         self._input_errors = resumed.input_errors
         return resumed
 
     async def warm(self, incarnation: int) -> None:
-        """Fill the arrangements and build plans, ahead of the first step."""
+        """Fill the arrangements and build plans, before the first step."""
         touched = self._touched
         if touched is not None:
             await self._make_ready(incarnation)
@@ -170,13 +180,13 @@ class ViewStages:
     async def rehearse_first(self, incarnation: int) -> None:
         """Have the engine build plans of steps while the first contents are computed."""
         await self._engine.prepared()
-        # The size of the hidden states is not known yet: assume that they are small.
+        # The size of the hidden states is not known yet; assume that they are small.
         await self._rehearse_likely(incarnation, "first", hidden_whole=True)
 
     async def _rehearse_likely(self, incarnation: int, what: str, *, hidden_whole: bool) -> None:
         runs = likely_runs(self._export.plan, hidden_whole=hidden_whole)
         if runs:
-            async with self._rehearsal:  # the second rehearsal finds the plans of the first
+            async with self._rehearsal:  # a second rehearsal finds the plans of the first
                 await self._engine.rehearse(runs, incarnation, what)
 
     @property
@@ -185,7 +195,7 @@ class ViewStages:
         return self._engine.frequent is not None
 
     async def rehearse(self, incarnation: int) -> None:
-        """Have the engine build the plan of frequent steps; runs beside the steps."""
+        """Have the engine build the plan of frequent steps. Runs alongside the steps."""
         run, self._engine.frequent = self._engine.frequent, None
         if run is not None:
             await self._engine.rehearse([run], incarnation, "own")
@@ -197,23 +207,23 @@ class ViewStages:
         reader_id = self._engine.job_id(incarnation, 0, "fill")
         imports = self._description.imports
         await make_ready(self._engine, self._persist, touched.imports, imports, reader_id)
-        # `warm` or a step, whichever is first, reads them; the other one waits.
+        # Either `warm` or a step reads them, whichever is first; the other one waits.
         async with self._hidden_lock:
             if not touched.hidden_filled:
                 await fill_hidden(self._engine, self._persist, touched, reader_id)
 
     async def compute(self, step: DataflowStep) -> StepOutcome:
-        """Return the step's deltas. Raise `DefiniteError`, and the stores' and the engine's
-        errors."""
+        """Return the step's deltas. Raise `DefiniteError`, and the errors of the stores and the
+        engine."""
         time = step.times[-1]
         held = errors_after(self._input_errors, step, time)
         if held:
             raise DefiniteError(held[0])
         self._drop_written()
         if step.in_error or not self._export.plan.strata:
-            outcome = await self._caught_up(step, time)
+            outcome = await self._step_since_error(step, time)
             if outcome is None:
-                outcome = StepOutcome(await self._whole(step, time), recomputed=True)
+                outcome = StepOutcome(await self._recompute(step, time), recomputed=True)
             changes = tuple(ErrorChange(text, time, -1) for text in self._output_errors)
             return msgspec.structs.replace(outcome, errors=changes)
         used = await self._used(step)
@@ -225,27 +235,28 @@ class ViewStages:
 
         def weigh(work: int) -> bool:
             choices.append(self._chooser.choose(work, self._state_rows, len(step.times)))
-            # A temporal view changes at many times: computing it whole is never cheaper.
+            # A temporal view changes at many times, so recomputing it in full is never cheaper.
             return choices[0].full and not self._export.plan.temporal
 
-        # Decided before the lookups, since those are part of a step's cost.
+        # Decide before the lookups, because they are part of a step's cost.
         surely = self._chooser.favors_full(rows, self._state_rows, len(step.times))
         if surely and weigh(rows):
-            return await self._declined(step, choices[0])
+            return await self._recompute_instead(step, choices[0])
         await self._make_ready(step.incarnation)
         started = self._engine.clock.monotonic_ms()
         try:
             outcome = await self._step(step, None if surely else weigh)
         except StepDeclined:
-            return await self._declined(step, choices[0])
+            return await self._recompute_instead(step, choices[0])
         except (DefiniteError, JobTooLarge) as error:
             # If most rows change, the remaining contents may be small enough. If few do, the row
-            # that is too large is in the whole contents, too.
+            # that is too large is also in the full contents.
             few = isinstance(error, JobTooLarge) and 2 * rows <= self._state_rows
             if few or step.is_divisible(temporal=self._export.plan.temporal):
                 raise
-            # A step also joins rows that never coexist: only the whole query can tell if it fails.
-            return StepOutcome(await self._whole(step, time), recomputed=True)
+            # A step also joins rows that never exist at the same time. Only the full query can tell
+            # whether it fails.
+            return StepOutcome(await self._recompute(step, time), recomputed=True)
         self._steps += 1
         # Steps that build their plans are not measured, unless all of them do.
         if outcome.deltas.prepared or self._steps > COLD_STEPS:
@@ -255,8 +266,8 @@ class ViewStages:
         rejected = [msgspec.structs.replace(choice, full=False).text() for choice in choices]
         return msgspec.structs.replace(outcome, rejected="".join(rejected))
 
-    async def _caught_up(self, step: DataflowStep, time: Time) -> StepOutcome | None:
-        """Return the step from before the error to `time`; None if only the whole query can tell
+    async def _step_since_error(self, step: DataflowStep, time: Time) -> StepOutcome | None:
+        """Return the step from before the error to `time`, or None if only the full query can tell
         whether the view is still in error."""
         lo = self._held.lo
         if lo is None:
@@ -271,17 +282,19 @@ class ViewStages:
         try:
             return await self._step(since, None)
         except (DefiniteError, JobTooLarge):
-            # It also joins rows that never coexist.
+            # The step also joins rows that never exist at the same time.
             return None
 
-    async def _declined(self, step: DataflowStep, choice: StepChoice) -> StepOutcome:
-        """Compute the view whole at each time, as the cheaper way."""
-        deltas = await self._whole_at_each(step)
+    async def _recompute_instead(self, step: DataflowStep, choice: StepChoice) -> StepOutcome:
+        """Recompute the view in full at each time, because that is cheaper."""
+        deltas = await self._recompute_at_each(step)
         return StepOutcome(deltas, recomputed=True, rejected=choice.text())
 
-    async def _whole(self, step: DataflowStep, time: Time, *, alone: bool = True) -> StepDeltas:
-        """Return the difference to the view computed whole at `time`; rows in memory unless it is
-        the step's `alone`."""
+    async def _recompute(self, step: DataflowStep, time: Time, *, alone: bool = True) -> StepDeltas:
+        """Return the difference to the view recomputed in full at `time`.
+
+        Executors may write the rows only if this is the step's only difference (`alone`).
+        """
         started = self._engine.clock.monotonic_ms()
         self._suspension.check(started)
         try:
@@ -308,22 +321,22 @@ class ViewStages:
         self._chooser.recomputed(self._state_rows, max(0.0, elapsed))
         return deltas
 
-    async def _whole_at_each(self, step: DataflowStep) -> StepDeltas:
-        """Return the differences to the view computed whole at each time of the step."""
-        # Differences of several times are chained here, which takes their rows.
-        made = await self._whole(step, step.times[0], alone=len(step.times) == 1)
+    async def _recompute_at_each(self, step: DataflowStep) -> StepDeltas:
+        """Return the differences to the view recomputed in full at each time of the step."""
+        # Differences of several times are chained here, which requires their rows.
+        made = await self._recompute(step, step.times[0], alone=len(step.times) == 1)
         for time in step.times[1:]:
-            before, now = made, await self._whole(step, time, alone=False)
+            before, now = made, await self._recompute(step, time, alone=False)
             made = await self._engine.clock.run_blocking(
                 partial(chain_differences, before, now, time)
             )
         return made
 
     async def _step(self, step: DataflowStep, weigh: Weigh | None) -> StepOutcome:
-        """Return the deltas made by the plan's strata. Raise `StepDeclined`."""
+        """Return the deltas that the plan's strata produce. Raise `StepDeclined`."""
         name = (step.incarnation, step.number)
         touched = self._touched
-        assert touched is not None, "an incremental view keeps touched state"
+        assert touched is not None, "an incremental view has state lookups"
         read_before = touched.rows_read
         with (
             AnswerFolders(self._persist, self._export) as folders,
@@ -393,7 +406,7 @@ class ViewStages:
     def without_change(self, step: DataflowStep) -> StepOutcome:
         """Return the outcome of a step that computed nothing, or failed definitely."""
         changes: tuple[ErrorChange, ...] = ()
-        # A collection that holds an error already continues to hold that one.
+        # A collection that already holds an error keeps that one.
         if step.error is not None and not step.in_error:
             bytes_max = ERROR_TEXT_BYTES_MAX
             text = truncated(step.error, bytes_max)
@@ -401,10 +414,10 @@ class ViewStages:
         return StepOutcome(empty_deltas(self._export.plan), changes)
 
     async def commit(self, step: DataflowStep, outcome: StepOutcome) -> Frontier | None:
-        """Append the step; return the output's upper if another replica was first."""
+        """Append the step. Return the output's upper if another replica was first."""
         deltas = outcome.deltas
         interval = (step.lo, step.hi)
-        self._written = ()  # from here on it is the append's
+        self._written = ()  # from here on the append owns the parts
         found = await commit(
             self._persist,
             self._export,
@@ -414,7 +427,7 @@ class ViewStages:
             outcome.errors,
             deltas.written,
         )
-        # The follower's leases must not hold back compaction.
+        # Advance the follower's leases, so that they do not hold back compaction.
         if found is None and self._follower is not None:
             await self._follower.moved(step.hi)
         return found
@@ -439,7 +452,8 @@ class ViewStages:
             return
         plain = await self._plain(step) if step.times else []
         self._plain_of = self._used_of = None, []
-        # Once an import's state has moved on alone, no step leads from before the error.
+        # Once the state of an import has advanced without the others, no step leads from before the
+        # error.
         together = self._held.lo is not None or not was_in_error
         if together and self._can_hold() and self._held.hold(step.lo, plain):
             return
@@ -454,7 +468,7 @@ class ViewStages:
         if not any(rows.num_rows for rows in hidden):
             await self._engine.clock.run_blocking(apply)
             return
-        # Rows that another replica wrote may come while the states are read.
+        # Rows that another replica wrote may arrive while the states are being read.
         async with self._hidden_lock:
             await self._engine.clock.run_blocking(apply)
 
@@ -464,13 +478,13 @@ class ViewStages:
         self._persist.offer_parts([part for each in written for part in each])
 
     def _can_hold(self) -> bool:
-        """Return whether a step may end the error that the output holds, if it does."""
+        """Return whether a later step may end the error that the output holds."""
         plan, touched = self._export.plan, self._touched
         # The clock alone changes a temporal view, at times of its own.
         return (
             bool(self._output_errors and plan.strata)
             and not plan.temporal
-            and not find_held(self._output_errors)
+            and not find_job_too_large(self._output_errors)
             and touched is not None
             and touched.ready
         )
@@ -478,7 +492,7 @@ class ViewStages:
     # -- other replicas ----------------------------------------------------------------------------
 
     async def stand_by(self, step: DataflowStep) -> Frontier:
-        """Return the output's upper, once another replica has moved it beyond the step's `lo`."""
+        """Return the output's upper once another replica has advanced it beyond the step's `lo`."""
         shard = self._export.shard
         await self._persist.wait_upper(shard, step.lo)
         return await self._persist.upper(shard)
@@ -489,30 +503,30 @@ class ViewStages:
 
         Raise `ReadBelowSince` if only a restart from the durable state can help.
         """
-        follower = self._follower or await self._follows(step.incarnation)
+        follower = self._follower or await self._open_follower(step.incarnation)
         found = await follower.read(step.lo, step.hi)
         await follower.moved(step.hi)
         output = self._export.plan.output.arrow_updates().empty_table()
         error = found.error_after(self._output_errors)
         return StepOutcome(StepDeltas(output, found.hidden), found.errors), error
 
-    async def _follows(self, incarnation: int) -> ReplicaFollower:
+    async def _open_follower(self, incarnation: int) -> ReplicaFollower:
         reader_id = self._engine.job_id(incarnation, 0, "follow")
-        # Shielded: a cancel in the middle would leak leases.
+        # Shield this: a cancellation in the middle would leak leases.
         with anyio.CancelScope(shield=True):
             follower = await ReplicaFollower.open(self._persist, self._export, reader_id)
-            self._unfollow()  # a cancelled restore may have opened one meanwhile
+            self._close_follower()  # a cancelled restore may have opened one meanwhile
             self._follower = follower
         return follower
 
-    def _unfollow(self) -> None:
+    def _close_follower(self) -> None:
         follower, self._follower = self._follower, None
         if follower is not None:
             follower.close()
 
     @property
     def held_error(self) -> str:
-        """Return the error that the output holds; empty if none."""
+        """Return the error that the output holds, or ""."""
         return next(iter(self._output_errors), "")
 
     def merge_due(self) -> bool:
@@ -520,7 +534,7 @@ class ViewStages:
         return self._touched is not None and self._touched.merge_due()
 
     async def merge(self) -> None:
-        """Merge the runs that steps added to arrangements; runs beside the steps."""
+        """Merge the runs that steps added to arrangements. Runs alongside the steps."""
         touched = self._touched
         if touched is not None:
             await self._engine.clock.run_blocking(touched.merge)
@@ -531,15 +545,15 @@ class ViewStages:
 
     async def close(self) -> None:
         """Remove the view's own arrangements, and release the shared ones."""
-        self._unfollow()
+        self._close_follower()
         self._drop_written()
         touched, self._touched = self._touched, None
         if touched is not None:
             await self._engine.clock.run_blocking(touched.close)
 
     def abandon(self) -> None:
-        """Do as `close`, without waiting."""
-        self._unfollow()
+        """Do the same as `close`, without waiting."""
+        self._close_follower()
         self._drop_written()
         touched, self._touched = self._touched, None
         if touched is not None:
@@ -564,6 +578,6 @@ def _error_sums_after(
 def errors_after(
     before: tuple[dict[str, int], ...], step: DataflowStep, time: Time
 ) -> tuple[str, ...]:
-    """Return the errors that any input holds at `time`, a time of the step."""
+    """Return the errors that any input holds at `time`, which is a time of the step."""
     sums = _error_sums_after(before, step, time + 1)
     return tuple(sorted({text for merged in sums for text in errors_held(merged)}))

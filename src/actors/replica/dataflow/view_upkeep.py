@@ -1,7 +1,7 @@
-"""Runs a view's upkeep beside its steps, one task of a kind at a time.
+"""Runs a view's background work alongside its steps, one task of each kind at a time.
 
-The tasks fill state before the first step, rehearse frequent plans, merge the runs of
-arrangements and advance the holds on the inputs.
+The tasks fill state before the first step, rehearse frequent plans, merge the runs of arrangements,
+and advance the holds on the inputs.
 """
 
 from __future__ import annotations
@@ -19,26 +19,30 @@ log = logging.getLogger("penstock.dataflow")
 
 
 class ViewUpkeep:
-    """Upkeep of one view. Advances holds at most once per `holds_interval_ms`."""
+    """Background work of one view. Advances holds at most once per `holds_interval_ms`."""
 
     def __init__(self, ctx: ActorContext[Any], view: ViewStages, holds_interval_ms: int) -> None:
         self._ctx = ctx
         self._view = view
         self._holds_interval_ms = holds_interval_ms
         self._warming: list[RunningEffect] = []
+        """Preparations in progress or done, until they are cancelled."""
         self._merging = self._rehearsing = False
+        """True while runs are merged, and while a plan is rehearsed."""
         self._moving_holds = False
+        """True while holds are advanced."""
         self._holds_moved_ms = float("-inf")
+        """Monotonic time at which holds were last advanced."""
 
     def rehearse_first(self, incarnation: int) -> None:
         """Have plans built while the first contents are computed.
 
-        It may take longer than that: a step waits only for the plan that it needs.
+        This may take longer than computing them: a step waits only for the plan that it needs.
         """
         self._warm(lambda: self._view.rehearse_first(incarnation))
 
     def warm(self, incarnation: int) -> None:
-        """Prepare state for the first step, beside the machine."""
+        """Prepare state for the first step, outside the machine."""
         self._warm(lambda: self._view.warm(incarnation))
 
     def _warm(self, make: Callable[[], Awaitable[None]]) -> None:
@@ -46,8 +50,8 @@ class ViewUpkeep:
             self._ctx.effect(
                 make,
                 done=lambda _: None,
-                # Not fatal: a step that needs the state retries this, and raises the error.
-                failed=lambda error: log.info("%s: not warmed: %s", self._ctx.path, error),
+                # Not fatal: a step that needs the state tries again and raises the error.
+                failed=lambda error: log.info("%s: cannot warm up: %s", self._ctx.path, error),
             )
         )
 
@@ -58,7 +62,7 @@ class ViewUpkeep:
         self._warming = []
 
     def rehearse(self, incarnation: int) -> None:
-        """Have the engine build a plan, if it recommended that."""
+        """Have the engine build a plan, if it recommended one."""
         if self._rehearsing or not self._view.rehearsal_due:
             return
         self._rehearsing = True
@@ -70,7 +74,7 @@ class ViewUpkeep:
         self._ctx.effect(make, done=rehearsed, failed=rehearsed)
 
     def merge(self) -> None:
-        """Merge arrangements, off the path of the steps."""
+        """Merge arrangements, off the critical path of the steps."""
         if self._merging or not self._view.merge_due():
             return
         self._merging = True
@@ -82,7 +86,7 @@ class ViewUpkeep:
 
     def move_holds(self, lo: Frontier) -> None:
         """Advance the holds, unless that was done recently."""
-        # Rate-limited: each move is a compare-and-set on every import.
+        # Limit the rate, because each move is a compare-and-set on every import.
         now = self._ctx.monotonic_ms()
         if self._moving_holds or now - self._holds_moved_ms < self._holds_interval_ms:
             return

@@ -1,2 +1,2 @@
-"""The storage half of a worker: state machines of ingestions and sinks, and the part that runs
+"""The storage half of a worker: the state machines of ingestions and sinks, and the code that runs
 them."""

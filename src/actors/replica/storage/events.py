@@ -1,7 +1,8 @@
-"""Events that a worker's storage state machine handles, and effects that it returns.
+"""Events of a worker's storage state machine, and the effects it returns.
 
-A render number names one rendering of an object, and is the same on all workers; a ticket names one
-look-up on worker 0. Only an object's owner (`renderings.owner_of`) starts and stops its tasks.
+A render number identifies one rendering of an object and is the same on all workers. A ticket
+identifies one look-up on worker 0. Only an object's owner (`renderings.owner_of`) starts and stops
+its tasks.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from actors.runtime.settings import Settings
 # -- events ----------------------------------------------------------------------------------------
 
 
-# Events and effects stay within the worker's actor: no tags, and no field for other releases.
+# Events and effects never leave the worker's actor, so they need no tags and no fields for
+# compatibility with other releases.
 class StorageClientLost(msgspec.Struct, frozen=True, gc=False):
-    """The client with that nonce disconnected."""
+    """The client with this nonce disconnected."""
 
     nonce: Nonce
 
@@ -55,8 +57,8 @@ class ResumeFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class FrontierReached(msgspec.Struct, frozen=True, gc=False):
-    """Owner: contents of an export, the remap shard (by the source's id) or a sink became durable
-    below `upper`."""
+    """Owner: an export, a sink, or the remap shard (by the source's id) is durable below
+    `upper`."""
 
     number: int
     id: ObjectId
@@ -73,21 +75,22 @@ class HealthObservation(msgspec.Struct, frozen=True, gc=False):
 
 
 class HealthObserved(msgspec.Struct, frozen=True, gc=False):
-    """Owner: a task reported its objects' health.
+    """Owner: a task reported the health of its objects.
 
-    The first observation of an object in a round replaces the last; later ones only make it worse.
+    A round is one attempt to make progress. The first observation of an object in a round replaces
+    the previous one; later observations in the same round can only make it worse.
     """
 
     number: int
     round: int
     observations: tuple[HealthObservation, ...]
-    gets_on: bool = True
-    """True if the task has made progress since its start: its next failure is the first in a
-    row."""
+    has_progressed: bool = True
+    """True if the task has made progress since it started, so that its next failure counts as the
+    first."""
 
 
 class StatisticsMeasured(msgspec.Struct, frozen=True, gc=False):
-    """Owner: a task reported one object's statistics; counts are since the task's start."""
+    """Owner: a task reported the statistics of one object. Counts are since the task started."""
 
     number: int
     statistics: ObjectStatistics
@@ -100,11 +103,11 @@ class TaskFailed(msgspec.Struct, frozen=True, gc=False):
     error: str
     hint: str | None = None
     is_dropped: bool = False
-    """True if a shard of the source is gone; the command that drops the source will follow."""
+    """True if a shard of the source is gone. The command that drops the source will follow."""
 
 
 class RestartDue(msgspec.Struct, frozen=True, gc=False):
-    """Owner: the delay of `RestartLater` has passed."""
+    """Owner: the delay that `RestartLater` asked for has passed."""
 
     number: int
 
@@ -123,7 +126,7 @@ class TaskStopped(msgspec.Struct, frozen=True, gc=False):
 
 
 class StatisticsDue(msgspec.Struct, frozen=True, gc=False):
-    """The interval of statistics has passed."""
+    """The statistics interval has passed."""
 
 
 Event: TypeAlias = (
@@ -147,7 +150,7 @@ Event: TypeAlias = (
 
 
 class OfferStorageCommand(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: propose a command to the sequencer, in the order of these effects."""
+    """Worker 0: propose a command to the sequencer. Proposals keep the order of these effects."""
 
     propose: ProposeCommand
 
@@ -159,7 +162,7 @@ class ForwardCommand(msgspec.Struct, frozen=True, gc=False):
 
 
 class SwitchStorageClient(msgspec.Struct, frozen=True, gc=False):
-    """Send responses to this nonce (None: nowhere), and drop those that still wait."""
+    """Send responses to the client with this nonce (None: to nobody), and discard waiting ones."""
 
     nonce: Nonce | None
 
@@ -171,9 +174,10 @@ class SendStorageResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class LookUp(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: find the state an ingestion resumes from, after the delay for `attempt` failures.
+    """Worker 0: find the state from which an ingestion resumes.
 
-    Answered by `ResumeFound` or `ResumeFailed`.
+    `attempt` is the number of failed look-ups so far; the look-up waits for the corresponding
+    delay. The answer is `ResumeFound` or `ResumeFailed`.
     """
 
     ticket: int
@@ -188,8 +192,10 @@ class CancelLookUp(msgspec.Struct, frozen=True, gc=False):
 
 
 class StartIngestion(msgspec.Struct, frozen=True, gc=False):
-    """Owner: spawn the task. It may write if `StorageState.writes_allowed`; else `AllowTaskWrites`
-    will follow."""
+    """Owner: spawn the ingest task.
+
+    It may write if `StorageState.writes_allowed`; otherwise `AllowTaskWrites` will follow.
+    """
 
     number: int
     description: IngestionDescription
@@ -197,23 +203,23 @@ class StartIngestion(msgspec.Struct, frozen=True, gc=False):
 
 
 class StartSink(msgspec.Struct, frozen=True, gc=False):
-    """Owner: spawn the task, as for `StartIngestion`."""
+    """Owner: spawn the sink task. Writes are allowed as for `StartIngestion`."""
 
     number: int
     description: SinkDescription
 
 
 class StartOneshot(msgspec.Struct, frozen=True, gc=False):
-    """Owner: spawn the task; it ends with `OneshotDone`."""
+    """Owner: spawn the task of a one-shot ingestion, which ends with `OneshotDone`."""
 
     number: int
     oneshot: RunOneshotIngestion
 
 
 class StopTask(msgspec.Struct, frozen=True, gc=False):
-    """Owner: stop the task (it may have ended already); answered by `TaskStopped`.
+    """Owner: stop a task, which may already have ended. Answered by `TaskStopped`.
 
-    With `forget` the object is dropped, and its external resources are removed, too.
+    With `forget` the object was dropped, so its external resources are removed as well.
     """
 
     number: int
@@ -221,10 +227,9 @@ class StopTask(msgspec.Struct, frozen=True, gc=False):
 
 
 class CleanUpSource(msgspec.Struct, frozen=True, gc=False):
-    """Owner: remove the external resources of a dropped source without a task; answered by
-    `TaskStopped`.
+    """Owner: remove the external resources of a dropped source that has no task.
 
-    `number` is negative, so that it differs from every rendering's.
+    Answered by `TaskStopped`. `number` is negative, so it never equals a render number.
     """
 
     number: int
@@ -232,14 +237,14 @@ class CleanUpSource(msgspec.Struct, frozen=True, gc=False):
 
 
 class RestartLater(msgspec.Struct, frozen=True, gc=False):
-    """Owner: send `RestartDue` after the delay for `attempt` failures in a row."""
+    """Owner: send `RestartDue` after the delay for `attempt` consecutive failures."""
 
     number: int
     attempt: int
     retry: RetryDelays
 
     def delay_ms(self, settings: Settings) -> int:
-        """Return the delay, by the object's own settings where it has any."""
+        """Return the delay in ms. The object's own retry settings override the service's."""
         retry = self.retry
         if retry.delay_ms is not None:
             settings = msgspec.structs.replace(settings, retry_delay_ms_min=retry.delay_ms)
@@ -253,19 +258,19 @@ class AllowTaskWrites(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConfigureTasks(msgspec.Struct, frozen=True, gc=False):
-    """Set the configuration of all tasks (unset fields: the settings' values)."""
+    """Change the settings of all tasks. An unset field means the service's setting."""
 
     configuration: UpdateStorageConfiguration
 
 
 class DiscardParts(msgspec.Struct, frozen=True, gc=False):
-    """Owner: delete staged parts that will not be appended."""
+    """Owner: delete staged parts that will never be appended."""
 
     batches: tuple[StagedBatch, ...]
 
 
 class LogStorageReconciliation(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0: log and count the result of a reconciliation with a new client."""
+    """Worker 0: log and count the result of reconciling with a new client."""
 
     nonce: Nonce
     kept: int

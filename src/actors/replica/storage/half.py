@@ -1,12 +1,13 @@
 """Runs a worker's storage half: performs the effects of its state machine (`storage.state`).
 
-It is a part of the worker and runs in the worker's actor. The worker passes on the half's messages:
-commands and acknowledgements of the storage adapter, sequenced commands, messages of tasks, and the
-results of its own effects (`StorageTurn`). Tasks are children of the worker: an ingest task for
-each source that this worker owns, a sink task for each sink, a oneshot task for each copy from
-files. They start when writes are allowed.
+The half is a part of the worker and runs in the worker's actor. The worker passes it four kinds of
+messages: commands and acknowledgements from the storage adapter, sequenced commands, messages from
+tasks, and the results of the half's own effects (`StorageTurn`).
 
-Flow: tasks answer in reserved room, one message for each of their appends or commits.
+Tasks are children of the worker: an ingest task for each source this worker owns, a sink task for
+each sink, and a oneshot task for each copy from files. They start when writes are allowed.
+
+Flow control: a task's reports use reserved room, one message for each append or commit.
 """
 
 from __future__ import annotations
@@ -96,17 +97,17 @@ log = logging.getLogger("penstock.storage")
 
 
 class StorageOutbox(CoalescingOutbox[Response, None]):
-    """Responses that the adapter has not acknowledged.
+    """Responses that the adapter has not acknowledged yet.
 
-    Waiting are at most one frontier, one status and one drop for each object, one answer for each
-    one-shot ingestion, and one report of statistics.
+    Waiting responses are bounded: one frontier, one status and one drop for each object, one answer
+    for each one-shot ingestion, and one statistics report.
     """
 
     def __init__(self, messages_max: int) -> None:
-        super().__init__(messages_max, 1)  # responses of this half are small: their size counts 0
+        super().__init__(messages_max, 1)  # responses of this half are small, so sizes do not count
 
     def key(self, message: Response) -> tuple[str, str]:
-        """See `CoalescingOutbox`."""
+        """Return the key under which a waiting response is replaced by a newer one."""
         match message:
             case FrontierUpper() | StatusUpdate() | DroppedId():
                 return (type(message).__name__, message.id)
@@ -115,10 +116,10 @@ class StorageOutbox(CoalescingOutbox[Response, None]):
         return (type(message).__name__, "")
 
     def merged(self, old: Response, new: Response) -> Response:
-        """See `CoalescingOutbox`."""
+        """Return the response that replaces two waiting ones of the same key."""
         if not (isinstance(old, StatisticsUpdates) and isinstance(new, StatisticsUpdates)):
             return new
-        # Each report is of the objects that have changed: the older one has others.
+        # A report contains only objects that have changed, so the older one may contain others.
         return StatisticsUpdates(
             _newest(old.sources, new.sources),
             _newest(old.sinks, new.sinks),
@@ -133,13 +134,13 @@ def _newest(
 
 
 class StorageTurn(msgspec.Struct, frozen=True, gc=False):
-    """Result of one of the half's own effects."""
+    """A message to the worker itself: one of the half's own effects has ended."""
 
     event: e.Event | None
 
 
 class TaskGone(msgspec.Struct, frozen=True, gc=False):
-    """The task of a rendering stopped, for whatever reason."""
+    """The task of a rendering has stopped, for any reason."""
 
     number: int
 
@@ -177,7 +178,7 @@ class StorageHalf:
         connectors: StorageConnectors,
         window: FlowWindow[Any] | None = None,
     ) -> None:
-        """Create the half; `window` brings the client's commands."""
+        """Create the half. `window` is the flow window of the client's commands."""
         self._ctx = ctx
         self._index = index
         self._workers = workers
@@ -187,30 +188,40 @@ class StorageHalf:
         self._settings = settings
         self._connectors = connectors
         self.state = StorageState(index, len(workers))
+        """The state machine."""
         self._outbox = StorageOutbox(settings.responses_in_flight_max)
         self._tasks: dict[int, ActorAddress[Any]] = {}
+        """Address of each running task, by render number. Here and below, tasks are keyed by
+        number."""
         self._described: dict[int, Described] = {}
+        """Description of each rendering owned by this worker, until its task has been stopped."""
         self._held_back: list[e.StartIngestion | e.StartSink | e.StartOneshot] = []
-        """Tasks to start when writes are allowed."""
+        """Tasks to start once writes are allowed."""
         self._reached: dict[ObjectId, ObjectUppers] = {}
-        """Frontiers of the tasks' objects, for people."""
+        """Uppers of the tasks' objects, for the relation `penstock.frontiers`."""
         self._started_ms: dict[int, float] = {}
+        """Monotonic time at which each running task started."""
         self._broken: dict[int, dict[str, tuple[str, str]]] = {}
-        """Failed exports of each task."""
-        self._held: dict[int, dict[str, ArrangementStatistics]] = {}  # contents of exports
+        """Failed exports of each task: external name → (error, hint)."""
+        self._held: dict[int, dict[str, ArrangementStatistics]] = {}
+        """Sizes of the export contents that each task keeps, by external name."""
         self._ended: set[int] = set()
-        """Renderings whose tasks have reported their end, and may still be stopping."""
+        """Tasks that have reported their end but may still be stopping."""
         self._stopping: dict[int, e.StopTask] = {}
+        """Tasks that were told to stop and have not stopped yet."""
         self._look_ups: dict[int, RunningEffect] = {}
+        """Look-ups in progress, by ticket."""
         self._round = 0
+        """Number of the last health report; each report is a round of its own."""
         self._reconciled: Counter[str] = Counter()
         """Outcomes of reconciliations on worker 0."""
         self._window = window
         self._unordered: deque[int] = deque()
-        """Counts of proposals up to the last one of each client command in progress."""
+        """For each client command in progress: the number of proposals made up to and including
+        it."""
 
     def begin(self) -> None:
-        """Set the timer of statistics."""
+        """Start the timer that triggers statistics reports."""
         self._ctx.after(self._settings.statistics_ms, StorageTurn(e.StatisticsDue()))
 
     async def receive(self, message: StorageMessage | SequencedCommand) -> None:
@@ -234,27 +245,27 @@ class StorageHalf:
             case OneshotProgress() | OneshotEnded():
                 await self._from_oneshot(message)
             case TaskGone(number):
-                await self._gone(number)
+                await self._task_gone(number)
             case TaggedCommand():
                 await self._feed(message)
-                # The lane is released when all proposals made so far are sequenced.
+                # The window opens again when all proposals made so far have been sequenced.
                 self._unordered.append(self.state.proposed)
-                self._done_with_some()
+                self._open_window()
             case SequencedCommand():
                 await self._feed(message)
-                self._done_with_some()
+                self._open_window()
             case _:
                 await self._feed(message)
 
-    def _done_with_some(self) -> None:
-        """Release the lane for commands whose proposals have all been sequenced."""
+    def _open_window(self) -> None:
+        """Open the flow window for commands whose proposals have all been sequenced."""
         while self._unordered and self._unordered[0] <= self.state.ordered:
             self._unordered.popleft()
             if self._window is not None:
                 self._window.done()
 
     def flush(self) -> None:
-        """Send the responses that have room to the adapter."""
+        """Send the adapter as many responses as it has room for."""
         send_responses(self._outbox, self._adapters[self._index])
 
     async def _feed(self, event: e.Event) -> None:
@@ -314,8 +325,8 @@ class StorageHalf:
             try:
                 return await look()
             except UnknownObject:
-                # A shard was dropped: wait for the command that cancels this look-up, and report
-                # the error only if it does not come.
+                # A shard was dropped. The command that cancels this look-up should follow, so
+                # report the error only if it does not.
                 await anyio.sleep(settings.retry_delay_ms_max / 1000)
             return await look()
 
@@ -348,7 +359,7 @@ class StorageHalf:
             task = make()
         except PenstockError as error:
             failed = e.TaskFailed(number, _text(error), hint_of(error) or None)
-            # Sent as a message, since the state machine's effects are being performed.
+            # Send it as a message, because the state machine's effects are still being performed.
             self._ctx.after(0, StorageTurn(failed))
             return
         address = self._tasks[number] = self._ctx.spawn(
@@ -385,13 +396,14 @@ class StorageHalf:
         if task is None:
             self._ctx.after(0, TaskGone(number))
         elif isinstance(self._described.get(number), SinkDescription):
-            task.reply(StopSink())  # the sink first waits for its calls in progress
+            task.reply(StopSink())  # the sink waits for its calls in progress before it stops
         else:
-            # Beside the actor: the stop waits, and the worker must handle messages meanwhile.
+            # Run this outside the actor: the stop may take a while, and the worker must keep
+            # handling messages.
             self._ctx.effect(lambda: self._ctx.stop_child(task), done=lambda _: None)
 
-    async def _gone(self, number: int) -> None:
-        """Handle the end of a task, whether it was stopped or not."""
+    async def _task_gone(self, number: int) -> None:
+        """Handle the end of a task, whether it was stopped or ended by itself."""
         self._tasks.pop(number, None)
         self._started_ms.pop(number, None)
         self._broken.pop(number, None)
@@ -399,13 +411,13 @@ class StorageHalf:
         effect = self._stopping.pop(number, None)
         ended = number in self._ended
         self._ended.discard(number)
-        # No command stopped the task: it has crashed, unless it reported its end.
+        # Without a stop command the task has crashed, unless it had reported its end.
         if effect is None:
-            text = "the task of this object has crashed"
+            text = "the object's task crashed"
             if not ended and isinstance(self._described.get(number), RunOneshotIngestion):
                 await self._feed(e.OneshotDone(number, StagingFailed("PenstockError", text)))
             elif not ended:
-                hint = "it is started again; the service's log holds more"
+                hint = "it will be restarted; see the service's log"
                 await self._feed(e.TaskFailed(number, text, hint))
             return
         description = self._described.pop(number, None)
@@ -414,17 +426,19 @@ class StorageHalf:
 
         async def forget() -> None:
             if effect.forget and isinstance(description, IngestionDescription):
-                # Before `Stopped`, which starts the next rendering: it may need the same slot.
-                await self._forget_outside(description)
+                # Remove resources before `TaskStopped`: that event starts the next rendering, which
+                # may need the same replication slot.
+                await self._remove_external(description)
 
         self._ctx.effect(forget, done=lambda _: StorageTurn(e.TaskStopped(number)))
 
     def _forget(self, effect: e.CleanUpSource) -> None:
         gone, what = StorageTurn(e.TaskStopped(effect.number)), effect.description
-        self._ctx.effect(lambda: self._forget_outside(what), done=lambda _: gone)
+        self._ctx.effect(lambda: self._remove_external(what), done=lambda _: gone)
 
-    async def _forget_outside(self, description: IngestionDescription) -> None:
-        """Remove the external resources of a dropped source; log what cannot be removed."""
+    async def _remove_external(self, description: IngestionDescription) -> None:
+        """Remove the external resources of a dropped source, and log those that cannot be
+        removed."""
         try:
             source = self._connectors.source(description.configuration, description.id)
             try:
@@ -434,7 +448,7 @@ class StorageHalf:
                     await source.close()
         except PenstockError as error:
             log.warning(
-                "source %s was dropped, but what the outside keeps for it is still there: %s",
+                "source %s was dropped, but its external resources could not be removed: %s",
                 description.name,
                 error,
             )
@@ -444,7 +458,7 @@ class StorageHalf:
         self._settings = replace(
             self._settings, **{name: value for name, value in wanted.items() if value is not None}
         )
-        # Sinks and one-shot ingestions keep the settings that they began with.
+        # Sinks and one-shot ingestions keep the settings with which they started.
         for number, task in self._tasks.items():
             if isinstance(self._described.get(number), IngestionDescription):
                 task.reply(ReconfigureIngest(self._settings))
@@ -454,7 +468,7 @@ class StorageHalf:
         self._ctx.effect(
             lambda: self._persist.discard_parts(parts),
             done=lambda _: StorageTurn(None),
-            failed=lambda _: StorageTurn(None),  # orphaned parts are collected later
+            failed=lambda _: StorageTurn(None),  # collected later as orphans
         )
 
     def _note(self, done: e.LogStorageReconciliation | e.LogRefusedUpdate) -> None:
@@ -508,7 +522,7 @@ class StorageHalf:
             broken |= {each.export: (each.error, each.hint) for each in message.failed}
             seen = source_health(description, broken, message.lag)
         await self._feed(
-            e.HealthObserved(message.number, self._round, seen, self._gets_on(message))
+            e.HealthObserved(message.number, self._round, seen, self._has_progressed(message))
         )
         if isinstance(message, IngestProgressed):
             self._held[message.number] = dict(message.held)
@@ -516,8 +530,9 @@ class StorageHalf:
                 e.StatisticsMeasured(message.number, source_statistics(message, self._ctx.now_ms()))
             )
 
-    def _gets_on(self, message: IngestRunning | IngestProgressed) -> bool:
-        """Return whether a task has made progress, or has run for longer than any restart delay."""
+    def _has_progressed(self, message: IngestRunning | IngestProgressed) -> bool:
+        """Return whether a task has committed something, or has run longer than any restart
+        delay."""
         if isinstance(message, IngestProgressed) and message.counts.commits:
             return True
         up_ms = self._ctx.monotonic_ms() - self._started_ms.get(message.number, 0.0)
@@ -581,7 +596,7 @@ class StorageHalf:
         yield from outbox_measures(self._outbox, "storage")
 
     def describe(self) -> str:
-        """Return the half's client and task count, as text for people."""
+        """Return the client and the number of tasks as readable text."""
         return f"storage: {self.state.client.describe()}, {len(self._tasks)} tasks"
 
 

@@ -1,12 +1,14 @@
 """Health of the objects whose tasks run on one worker, and the changes to report. Pure.
 
-Theory of operation. Tasks report in rounds (one attempt to make progress): the first observation
-of an object in a round replaces the last, later ones of the round can only make it worse. The
-*shown* health also depends on related objects: an export is no better than its source, and a
-source is stalled if all of its exports have failed. Other exports of a source are not affected.
+Theory of operation. Tasks report in rounds; a round is one attempt to make progress. The first
+observation of an object in a round replaces the previous one, and later observations in the same
+round can only make it worse. The *shown* health also depends on related objects: an export is never
+shown as better than its source, and a source is stalled once all of its exports have failed. A
+failed export does not affect the other exports of its source.
 
-Rules: an object is Starting with every rendering, which is reported each time; otherwise only
-changes are reported. Reports belong to one client (`forget_told`), and end with the object.
+Rules: every rendering sets an object to `starting`, which is always reported; after that only
+changes are reported. Reports belong to one client (`forget_reported`) and end when the object is
+dropped.
 
 Severity: running < starting < paused < stalled < ceased.
 """
@@ -32,7 +34,7 @@ SEVERITY: Final[Mapping[HealthStatus, int]] = {
 
 
 class HealthCondition(msgspec.Struct, frozen=True):
-    """Health of one object: `error` is the reason, and `hint` the remedy."""
+    """Health of one object. `error` is the reason and `hint` says what to do about it."""
 
     status: HealthStatus
     error: str | None = None
@@ -40,7 +42,7 @@ class HealthCondition(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> bool:
-        """Return whether the object has failed."""
+        """Return whether the object is stalled or ceased."""
         return SEVERITY[self.status] >= SEVERITY["stalled"]
 
 
@@ -49,24 +51,27 @@ _NO_EXPORTS: Final[Mapping[ObjectId, str]] = {}
 
 
 class _Object(msgspec.Struct):
-    """Known health of one object; `round` is 0 until its task reports."""
+    """Last known health of one object. `round` is 0 until its task reports."""
 
     condition: HealthCondition
     round: int = 0
 
 
 class HealthBoard:
-    """Conditions of all objects with a task on this worker."""
+    """Health of all objects with a task on this worker."""
 
     def __init__(self) -> None:
         self._objects: dict[ObjectId, _Object] = {}
+        """Condition of each object as its task last reported it."""
         self._exports: dict[ObjectId, Mapping[ObjectId, str]] = {}
-        """Exports of each source, with their names for people."""
+        """Exports of each source, with their display names."""
         self._source_of: dict[ObjectId, ObjectId] = {}
+        """Source of each export."""
         self._reported: dict[ObjectId, HealthCondition] = {}
+        """Condition last reported to the current client."""
 
     def begin(self, id: ObjectId, exports: Mapping[ObjectId, str] = _NO_EXPORTS) -> None:
-        """Start an object that was rendered, and its exports (id → table's name)."""
+        """Set a newly rendered object and its exports (id → table name) to `starting`."""
         for gone in self._exports.get(id, _NO_EXPORTS).keys() - exports.keys():
             self._remove(gone)
         self._exports[id] = exports
@@ -76,7 +81,7 @@ class HealthBoard:
             self._reported.pop(each, None)
 
     def observe(self, id: ObjectId, round: int, condition: HealthCondition) -> None:
-        """Apply a task's observation; ignore one of an earlier round or an unknown object."""
+        """Apply an observation from a task. Ignore it if its round is old or its object unknown."""
         seen = self._objects.get(id)
         if seen is None or round < seen.round:
             return
@@ -86,14 +91,14 @@ class HealthBoard:
         seen.round = round
 
     def fail(self, id: ObjectId, error: str, hint: str | None) -> None:
-        """Mark an object as stalled: its task ended with an error."""
+        """Mark an object as stalled because its task ended with an error."""
         seen = self._objects.get(id)
         if seen is not None:
-            # A new round, so that this replaces anything observed before.
+            # Use a new round, so that this replaces every earlier observation.
             self.observe(id, seen.round + 1, HealthCondition("stalled", error, hint))
 
     def remove(self, id: ObjectId) -> None:
-        """Remove a dropped object, with its exports."""
+        """Remove a dropped object and its exports."""
         for export in self._exports.pop(id, ()):
             self._remove(export)
         self._remove(id)
@@ -104,7 +109,7 @@ class HealthBoard:
         self._source_of.pop(id, None)
 
     def shown(self, id: ObjectId) -> HealthCondition | None:
-        """Return the shown health of an object; None if it is unknown here."""
+        """Return the health to show for an object, or None if it has no task on this worker."""
         seen = self._objects.get(id)
         if seen is None:
             return None
@@ -117,14 +122,14 @@ class HealthBoard:
         if own.failed:
             return own
         tables = [(name, self._objects[e].condition) for e, name in self._exports[id].items()]
-        # One failed table does not stall its source, but all of them together do.
+        # A failed table does not stall its source, unless all of its tables have failed.
         if tables and all(below.failed for _, below in tables):
             name, below = tables[0]
             return HealthCondition("stalled", f"table {name}: {below.error}", below.hint)
         return own
 
     def changes(self, known: Container[ObjectId]) -> list[tuple[ObjectId, HealthCondition]]:
-        """Return the known objects whose shown health changed, and note it as reported."""
+        """Return the known objects whose shown health changed, and record it as reported."""
         news: list[tuple[ObjectId, HealthCondition]] = []
         for id in self._objects:
             shown = self.shown(id)
@@ -133,8 +138,8 @@ class HealthBoard:
                 news.append((id, shown))
         return news
 
-    def forget_told(self) -> None:
-        """Forget all reports, for a new client."""
+    def forget_reported(self) -> None:
+        """Forget what was reported, because a new client has connected."""
         self._reported.clear()
 
     def validate(self) -> None:

@@ -1,18 +1,18 @@
 """The storage half's command history: the shortest list of commands with the same result.
 
-`reduce` writes: Hello, one merged UpdateConfiguration, RunIngestions, RunSinks,
-RunOneshotIngestions, AllowCompactions, InitializationComplete, AllowWrites. Rules:
+`reduce` writes the commands in this order: Hello, one merged UpdateConfiguration, RunIngestions,
+RunSinks, RunOneshotIngestions, AllowCompactions, InitializationComplete, AllowWrites. Rules:
 
-- the last definition of an id wins; an export that it lacks is dropped;
-- an empty AllowCompaction removes its object: a source with all its exports, an export from its
-  source's definition; of the others only the furthest of an id counts;
-- commands about an id before its definition are not about it; compactions of undefined ids are
-  skipped and counted (`skipped`);
-- a CancelOneshotIngestion deletes its request and never survives; a repeated request of a uuid is
+- The last definition of an id wins. An export missing from it is dropped.
+- An empty AllowCompaction removes its object: a source together with its exports, or an export from
+  its source's definition. Of the non-empty ones only the furthest per id is kept.
+- A command about an id does not apply to a later definition of that id. Compactions of undefined
+  ids are skipped and counted (`skipped`).
+- A CancelOneshotIngestion deletes its request and is never kept. A repeated request for a uuid is
   ignored.
 
-Invariants: reducing twice equals reducing once; the reduced commands have the same result as all of
-them. No rule of the protocol is checked.
+Invariants: reducing twice equals reducing once, and the reduced commands have the same result as
+the full list. The history does not check the rules of the protocol.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from actors.runtime.progress import Frontier, ObjectId, is_empty
 
 
 class StorageHistory(CommandHistory[Command]):
-    """Commands of one client, kept short."""
+    """The commands of one client, reduced."""
 
     def __init__(self, commands: Iterable[Command] = ()) -> None:
         self.skipped = 0
-        """Number of compactions of unknown objects that reductions left out."""
+        """Number of compactions of unknown objects that reductions have dropped."""
         super().__init__(commands)
 
     def _reduced(self, commands: list[Command]) -> list[Command]:
@@ -56,20 +56,27 @@ class StorageHistory(CommandHistory[Command]):
 
 
 class StorageDefinitions:
-    """The desired state that a list of commands adds up to."""
+    """The desired state that results from a list of commands."""
 
     def __init__(self, commands: Iterable[Command] = ()) -> None:
         self.hello: Hello | None = None
+        """The last Hello. Here and in `complete` and `writes`: None before the command."""
         self.configuration: UpdateStorageConfiguration | None = None
+        """All configurations, merged."""
         self.ingestions: dict[ObjectId, IngestionDescription] = {}
+        """Sources by id, each with the exports that remain."""
         self.source_of: dict[ObjectId, ObjectId] = {}
         """Source of each export."""
         self.sinks: dict[ObjectId, SinkDescription] = {}
+        """Sinks by id."""
         self.oneshots: dict[str, RunOneshotIngestion] = {}
+        """Requested one-shot ingestions by uuid."""
         self.allowed: dict[ObjectId, Frontier] = {}
+        """Furthest non-empty compaction frontier of each id."""
         self.complete: InitializationComplete | None = None
         self.writes: AllowWrites | None = None
         self.skipped = 0
+        """Number of compactions of undefined ids."""
         for command in commands:
             self.add(command)
 
@@ -102,7 +109,7 @@ class StorageDefinitions:
 
     def _define(self, description: IngestionDescription) -> None:
         former = self.ingestions.get(description.id)
-        # An export that the new definition lacks is dropped with its compaction.
+        # An export missing from the new definition is dropped, along with its compaction frontier.
         for export in () if former is None else former.exports:
             if export.id not in description.ids:
                 self.drop(export.id)
@@ -113,7 +120,7 @@ class StorageDefinitions:
         self.source_of |= {export.id: description.id for export in description.exports}
 
     def _becomes(self, id: ObjectId, role: tuple[str, ObjectId]) -> None:
-        """Drop the former object of an id, if the id now names another one."""
+        """Drop the object that had this id, if the id now names a different one."""
         former = None
         if id in self.ingestions:
             former = ("source", id)
@@ -133,7 +140,7 @@ class StorageDefinitions:
             self.allowed[id] = max(self.allowed.get(id, 0), frontier)
 
     def drop(self, id: ObjectId) -> tuple[ObjectId, ...]:
-        """Remove a source, an export or a sink; return all ids removed with it."""
+        """Remove a source, an export or a sink, and return all ids removed with it."""
         source = self.source_of.pop(id, None)
         gone: tuple[ObjectId, ...] = (id,)
         if source is not None:
@@ -150,7 +157,7 @@ class StorageDefinitions:
         return gone
 
     def commands(self) -> list[Command]:
-        """Return the shortest list of commands with this result."""
+        """Return the shortest list of commands that has this result."""
         out: list[Command] = []
         if self.hello is not None:
             out.append(self.hello)

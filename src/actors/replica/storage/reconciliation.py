@@ -1,14 +1,16 @@
-"""Reconciliation: compares running objects with those that a new client wants.
+"""Compares the objects that run with those that a new client wants.
 
-Theory of operation. A connecting client replays its history; at `InitializationComplete` worker 0
-compares the objects that it has proposed with the history's result (`history.StorageDefinitions`:
-the newest definition of each id). An equal definition is kept. A different one is an update if
-that is allowed (`ingestion_conflicts`), else it is refused by name with the difference, and the
-running one goes on. An object that is not mentioned is dropped: a source with its exports; an
-export alone if its source is still wanted without it (an update). `StorageState` compares one-shot
-ingestions.
+Theory of operation. A connecting client replays its history. At `InitializationComplete` worker 0
+compares the objects it has proposed with the result of that history (`history.StorageDefinitions`,
+the newest definition of each id):
 
-The decision depends on commands, never on progress.
+- An equal definition is kept.
+- A different definition is an update if that is allowed (`altered`). Otherwise it is refused with
+  the differences, and the running object continues.
+- An object that the history does not mention is dropped: a source with its exports, or a single
+  export if its source is still wanted without it (an update).
+
+`StorageState` compares one-shot ingestions. Decisions depend only on commands, never on progress.
 """
 
 from __future__ import annotations
@@ -28,21 +30,21 @@ from actors.runtime.progress import ObjectId
 
 
 class DefinitionRefusal(msgspec.Struct, frozen=True):
-    """A definition that does not fit the object running under its id, and why."""
+    """A definition that the running object with its id cannot be changed to, and the reasons."""
 
     id: ObjectId
     differences: tuple[str, ...]
 
     def text(self) -> str:
-        """Return the refusal, for the client and the log."""
+        """Return the refusal as text for the client and the log."""
         return (
-            f"{self.id} runs already and cannot become what is asked for: "
-            f"{'; '.join(self.differences)}. Drop it, then create it anew"
+            f"cannot alter {self.id}, which is already running: {'; '.join(self.differences)}. "
+            "Drop it and create it again"
         )
 
 
 class StorageReconciliation(msgspec.Struct, frozen=True):
-    """Ids to keep, definitions to run (new or updated), ids to drop, and refused definitions."""
+    """Result of a reconciliation: what to keep, run (new or updated), drop and refuse."""
 
     keep: tuple[ObjectId, ...]
     run: tuple[IngestionDescription | SinkDescription, ...]
@@ -54,7 +56,7 @@ def refusal(
     old: IngestionDescription | SinkDescription | None,
     new: IngestionDescription | SinkDescription,
 ) -> DefinitionRefusal | None:
-    """Return the reasons against replacing the running `old` by `new`; None if there are none."""
+    """Return why the running `old` cannot be replaced by `new`, or None if it can."""
     match old, new:
         case IngestionDescription(), IngestionDescription():
             differences = ingestion_conflicts(old, new)
@@ -63,7 +65,7 @@ def refusal(
         case None, _:
             differences = ()
         case _:
-            differences = ("a source is no sink",)
+            differences = ("a source cannot become a sink, nor a sink a source",)
     return DefinitionRefusal(new.id, differences) if differences else None
 
 
@@ -71,9 +73,9 @@ def unchanged(
     old: IngestionDescription | SinkDescription | None,
     new: IngestionDescription | SinkDescription,
 ) -> bool:
-    """Return whether the running object serves the definition as it is."""
+    """Return whether the running object already matches the definition."""
     if isinstance(old, SinkDescription) and isinstance(new, SinkDescription):
-        # A sink's as_of is not compared: it advances while the sink runs.
+        # A sink's as_of is not compared, because it advances while the sink runs.
         old = msgspec.structs.replace(old, as_of=new.as_of)
     return old == new
 
@@ -81,7 +83,7 @@ def unchanged(
 def reconcile(
     running: Mapping[ObjectId, IngestionDescription | SinkDescription], wanted: StorageDefinitions
 ) -> StorageReconciliation:
-    """Return the result of comparing the running objects with the wanted ones."""
+    """Compare the running objects with the wanted ones."""
     keep: list[ObjectId] = []
     run: list[IngestionDescription | SinkDescription] = []
     refused: list[DefinitionRefusal] = []

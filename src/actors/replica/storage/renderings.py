@@ -1,18 +1,19 @@
-"""Renderings of the storage half: the part of a worker's state that sequenced commands decide.
+"""Renderings of the storage half: the part of a worker's state that follows from sequenced
+commands.
 
-Theory of operation. Internal commands come in one order for both halves, the same on every worker.
-`RenderingSet` is a function of them alone, not of the client, progress or time. So all workers have
-the same renderings under the same numbers, and the same *render log*. The owner of an object, a
-worker chosen by its id, acts on a change (`Change`).
+Theory of operation. Internal commands arrive in one order for both halves, which is the same on
+every worker. `RenderingSet` depends on these commands alone, not on the client, progress or time.
+All workers therefore have the same renderings, with the same numbers and the same *render log*. The
+owner of an object, a worker chosen by the object's id, acts on each change (`Change`).
 
 Rules:
-- a command that renders gives the object the next number, and ends its former rendering;
-- `SuspendAndRestart` ends the rendering that it names, and no later one;
-- `DropObjects` ends present renderings and ignores others; if an export is dropped alone, its
-  source is rendered again without it;
-- an ingestion all of whose exports are complete is rendered, but has no task.
+- A command that renders an object gives it the next number and ends its previous rendering.
+- `SuspendAndRestart` ends only the rendering that it names, never a later one.
+- `DropObjects` ends current renderings and ignores unknown ids. If an export is dropped alone, its
+  source is rendered again without it.
+- An ingestion whose exports are all complete is rendered but has no task.
 
-Invariants: `validate`. The log keeps its last entries, and a digest of all.
+`validate` checks the invariants. The log keeps its last entries and a digest of all of them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ LOG_ENTRIES_MAX: Final = 256
 
 
 def owner_of(id: ObjectId, count: int) -> int:
-    """Return the worker that runs an object's task; it is the same in every process."""
+    """Return the index of the worker that runs an object's task. It is the same in every
+    process."""
     return zlib.crc32(id.encode()) % count
 
 
@@ -60,12 +62,12 @@ class ObjectRendering(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> ObjectId:
-        """Return the object's id; for a one-shot ingestion its uuid."""
+        """Return the object's id, which is the uuid for a one-shot ingestion."""
         return self.what.uuid if isinstance(self.what, RunOneshotIngestion) else self.what.id
 
     @property
     def ids(self) -> tuple[ObjectId, ...]:
-        """Return the object's id, and those of its exports."""
+        """Return the object's id followed by the ids of its exports."""
         return self.what.ids if isinstance(self.what, IngestionDescription) else (self.id,)
 
     @property
@@ -76,7 +78,7 @@ class ObjectRendering(msgspec.Struct, frozen=True):
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """One change of the renderings; `index` is its place in the order."""
+    """One change of the renderings. `index` is the command's position in the order."""
 
     index: int
     change: Literal["render", "suspend", "drop", "configure"]
@@ -85,17 +87,20 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 
 class RenderLog:
-    """Log of all changes: their number, a digest of them with their descriptions, and the last
-    ones."""
+    """Log of all rendering changes: their number, the last entries, and a digest of all entries
+    with their descriptions."""
 
     def __init__(self) -> None:
         self.length = 0
+        """Number of changes so far."""
         self.entries: deque[LogEntry] = deque(maxlen=LOG_ENTRIES_MAX)
+        """The last changes."""
         self._digest = b""
+        """Digest of all changes so far, with their descriptions."""
 
     @property
     def digest(self) -> str:
-        """Return the digest, which is equal on two workers if all their changes were."""
+        """Return the digest. It is equal on two workers if all of their changes were equal."""
         return self._digest.hex()
 
     def add(self, entry: LogEntry, what: object = None) -> None:
@@ -107,21 +112,21 @@ class RenderLog:
 
 
 class RenderingStarted(msgspec.Struct, frozen=True):
-    """A rendering began, in place of `former` if there was one."""
+    """A rendering started, replacing `former` if there was one."""
 
     rendering: ObjectRendering
     former: ObjectRendering | None
 
 
 class RenderingEnded(msgspec.Struct, frozen=True):
-    """A rendering ended: dropped, or suspended to be rendered again."""
+    """A rendering ended because its object was dropped, or was suspended to be rendered again."""
 
     rendering: ObjectRendering
     dropped: bool
 
 
 class UnrenderedSourceDropped(msgspec.Struct, frozen=True):
-    """A source without a rendering was dropped."""
+    """A source was dropped that had no rendering."""
 
     description: IngestionDescription
 
@@ -138,19 +143,24 @@ Change: TypeAlias = (
 
 
 class RenderingSet:
-    """All renderings; see the module's docstring."""
+    """All current renderings; see the module's docstring."""
 
     def __init__(self) -> None:
         self.current: dict[ObjectId, ObjectRendering] = {}
+        """Current rendering of each object, by id."""
         self.last_number = 0
+        """Number of the latest rendering."""
         self.configuration = UpdateStorageConfiguration()
+        """Configuration merged from all updates so far."""
         self.log = RenderLog()
+        """Log of all changes."""
         self.ignored = 0
-        """Number of restarts of renderings that had ended already."""
+        """Number of restart commands for renderings that had already ended."""
         self._source_of: dict[ObjectId, ObjectId] = {}
+        """Source of each export that is rendered."""
 
     def apply(self, index: int, command: InternalCommand) -> list[Change]:
-        """Apply command number `index` of the order."""
+        """Apply the command at position `index` of the order, and return the resulting changes."""
         match command:
             case CreateIngestionDataflow():
                 return [self._render(index, command.description, command.resume)]
@@ -196,7 +206,7 @@ class RenderingSet:
     def _suspend(self, index: int, command: SuspendAndRestart) -> list[Change]:
         rendering = self.current.get(command.id)
         if rendering is None or rendering.number != command.number:
-            # A later rendering has replaced the failed one already.
+            # A later rendering has already replaced the failed one.
             self.ignored += 1
             return []
         self._remove(rendering)
@@ -218,7 +228,7 @@ class RenderingSet:
             UnrenderedSourceDropped(gone) for gone in command.forgotten if gone.id not in ended
         )
         for id in command.ids:
-            # An export whose source was dropped above has no entry any more.
+            # An export whose source was dropped above no longer has an entry.
             source = self._source_of.get(id)
             if source is not None:
                 fewer.setdefault(source, set()).add(id)

@@ -1,4 +1,4 @@
-"""Converts tasks' reports into health, statistics and rows of relations. Pure."""
+"""Converts reports from tasks into health, statistics and rows of relations. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from actors.replica.storage.events import HealthObservation
 from actors.runtime.progress import Frontier, ObjectId, format_frontier, frontier_or_null, ms_behind
 
 Described: TypeAlias = IngestionDescription | SinkDescription | RunOneshotIngestion
-"""Description of a task's object."""
+"""Description of the object that a task works for."""
 ObjectUppers: TypeAlias = tuple[Frontier, Frontier]
-"""Upper to which an object is durable; for a sink also the upper known of its input (else 0)."""
+"""The upper below which an object is durable, and for a sink the known upper of its input (else
+0)."""
 FailedExports: TypeAlias = Mapping[str, tuple[str, str]]
 """Failed exports: external name → (error, hint)."""
 
@@ -28,7 +29,7 @@ def source_health(
 ) -> tuple[HealthObservation, ...]:
     """Return the health of a running source and its exports.
 
-    A source's hint lists the notes of its lag; exports run unless they have failed.
+    The source's hint contains the notes of its lag. Exports are `running` unless they have failed.
     """
     hint = "" if lag is None else "; ".join(lag.notes)
     found = [HealthObservation(description.id, "running", None, hint or None)]
@@ -42,7 +43,7 @@ def source_health(
 
 
 def source_statistics(progress: IngestProgressed, now_ms: int) -> ObjectStatistics:
-    """Return a source's statistics since its task began."""
+    """Return a source's statistics since its task started."""
     counts, lag = progress.counts, progress.lag
     behind = 0 if lag.ms_behind is None and lag.bytes_behind == 0 else lag.ms_behind
     if behind is None and progress.outside_ms is not None:
@@ -65,7 +66,7 @@ def source_statistics(progress: IngestProgressed, now_ms: int) -> ObjectStatisti
 
 
 def sink_statistics(progress: SinkProgress) -> ObjectStatistics:
-    """Return a sink's statistics since its task began."""
+    """Return a sink's statistics since its task started."""
     counts, upper = progress.statistics, progress.upper
     return ObjectStatistics(
         progress.id,
@@ -92,7 +93,7 @@ def oneshot_statistics(uuid: str, message: OneshotProgress) -> ObjectStatistics:
 
 
 def reported_ids(description: Described | None) -> tuple[ObjectId, ...]:
-    """Return the ids whose uppers are reported; none for a one-shot ingestion."""
+    """Return the ids whose uppers are reported. A one-shot ingestion has none."""
     match description:
         case IngestionDescription(ids=ids):
             return ids
@@ -106,7 +107,7 @@ def frontier_rows(
     description: Described,
     reached: Mapping[ObjectId, ObjectUppers],
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `penstock.frontiers` for the object and its exports."""
+    """Yield the rows of `penstock.frontiers` for an object and its exports."""
     if isinstance(description, RunOneshotIngestion):
         return
     exports = description.exports if isinstance(description, IngestionDescription) else ()
@@ -114,7 +115,8 @@ def frontier_rows(
     for id_, name in (own, *((each.id, each.name or each.outside) for each in exports)):
         upper, seen = reached.get(id_, (0, 0))
         known = frontier_or_null(upper)
-        # An external system's times are not ours, so only a sink knows its input's frontier.
+        # The times of an external system are not comparable with ours, so only a sink knows its
+        # input's frontier.
         behind = ms_behind(seen, upper) if seen else None
         yield (worker, id_, name, None, frontier_or_null(seen), known, known, behind)
 
@@ -125,7 +127,7 @@ def arrangement_rows(
     """Yield the rows of `penstock.arrangements` for the contents that a source keeps of its
     exports.
 
-    `held` has them by external name.
+    `held` contains the sizes of these contents by external name.
     """
     for export in description.exports if isinstance(description, IngestionDescription) else ():
         kept = held.get(export.outside)
@@ -137,7 +139,7 @@ def arrangement_rows(
 
 
 def dataflow_rows(worker: int, description: Described, state: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `penstock.dataflows`; `state` is running, suspended or dropping."""
+    """Yield the row of `penstock.dataflows`. `state` is running, suspended or dropping."""
     scheduled = state != "suspended"
     if isinstance(description, RunOneshotIngestion):
         own = worker, description.uuid, f"copy into {description.collection}"

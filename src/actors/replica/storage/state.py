@@ -1,25 +1,26 @@
 """The state machine of a worker's storage half: events in, effects out. Pure.
 
-Theory of operation. Commands of the client come to every worker, and render nothing: they change
-which objects are *wanted* (`history.StorageDefinitions`) and which the client *knows*. Worker 0 has
-the wanted objects rendered (`pursuits`): it looks up the state that a source resumes from, then
-proposes an internal command. Internal commands come back to every worker in one order for both
-halves, and only they change what is *rendered* (`renderings`), so all workers render alike. The
-owner of an object runs its task (`tasks`), and reports its frontier; the others report the empty
-frontier at once, so that the meet over all workers is the owner's.
+Theory of operation. Every worker receives the client's commands. They render nothing; they change
+which objects are *wanted* (`history.StorageDefinitions`) and which the client *knows*. Worker 0
+arranges for the wanted objects to be rendered (`desired_state`): it looks up the state a source
+resumes from, then proposes an internal command. Internal commands reach every worker in one order
+for both halves, and only they change what is *rendered* (`renderings`), so all workers have the
+same renderings. The owner of an object runs its task (`tasks`) and reports its frontier. The others
+report the empty frontier immediately, so the minimum over all workers is the owner's.
 
 Rules:
-- `Hello` begins an iteration: commands are collected until `InitializationComplete`, then applied
-  all at once; worker 0 compares them with its pursuits (`reconcile`). Commands of any other
-  connection than the current one are discarded;
-- objects are reported as `client_view` says; frontiers begin again after each reconciliation;
-- worker 0 refuses an update that is not allowed and reports that object as stalled; the running
-  one goes on;
-- a failed task's object is stalled, and after a delay suspended and rendered again, by a
-  sequenced command, unless it was dropped meanwhile;
-- while an iteration is initializing, or its client is gone, no response is sent, and tasks go on.
+- `Hello` starts an iteration: commands are collected until `InitializationComplete` and then
+  applied together. Worker 0 compares them with its desired state (`reconcile`). Commands of any
+  connection but the current one are discarded.
+- Objects are reported as `client_view` describes. Frontiers are reported again after each
+  reconciliation.
+- Worker 0 refuses an update that is not allowed and reports the object as stalled. The running
+  object continues.
+- When a task fails, its object is stalled. After a delay a sequenced command suspends it and it is
+  rendered again, unless it has been dropped meanwhile.
+- While an iteration initializes, or its client is gone, tasks continue and no response is sent.
 
-Invariants: `validate`. `handle` gets the time as an argument.
+`validate` checks the invariants. `handle` gets the time as an argument.
 """
 
 from __future__ import annotations
@@ -79,26 +80,37 @@ class StorageState:
         self.index = index
         self.count = count
         self.generation = 0
+        """Count of the client's connections; the sequencer drops proposals of earlier
+        generations."""
         self.next_index = 0
+        """Position of the next sequenced command."""
         self.ignored = 0
-        """Number of commands of other connections, or about unknown objects."""
+        """Number of commands that were ignored: of other connections, or about unknown objects."""
         self.proposed = 0
-        """Worker 0: number of commands that were proposed to the sequencer."""
+        """Worker 0: number of commands proposed to the sequencer."""
         self.ordered = 0
-        """Worker 0: number of those that have come back sequenced."""
+        """Worker 0: number of proposals that came back sequenced."""
         self.writes_allowed = False
+        """True from the first `AllowWrites` on."""
         self.renderings = RenderingSet()
+        """Current renderings; only sequenced commands change them."""
         self.tasks = StorageTaskRunner()
+        """Tasks of the objects that this worker owns."""
         self.health = HealthBoard()
+        """Health of the objects that this worker owns."""
         self.client = ClientView(index, count, self.tasks, self.health)
-        self.pursuits = DesiredState()
+        self.desired = DesiredState()
+        """Worker 0: objects that should run, and their look-ups and proposals."""
         self.aggregate = StatisticsSums()
+        """Worker 0: sums of the statistics of all workers."""
         self._measured = LocalStatistics()
+        """Statistics that this worker has measured and not sent yet."""
 
     def handle(self, event: e.Event, now_ms: int = 0) -> list[e.Effect]:
-        """Apply an event, and return its effects in order; `now_ms` is the Unix time, for people.
+        """Apply an event, and return its effects in the order to perform them.
 
-        Raise `LocalProtocolError` if the order of commands has a gap.
+        `now_ms` is the Unix time for reports. Raise `LocalProtocolError` if a sequenced command is
+        missing.
         """
         self.client.now_ms = now_ms
         match event:
@@ -111,7 +123,7 @@ class StorageState:
             case ForwardedCommand():
                 return self._steps([event.command])
             case e.ResumeFound():
-                return self._steps(self.pursuits.found(event.ticket, event.resume))
+                return self._steps(self.desired.found(event.ticket, event.resume))
             case e.ResumeFailed():
                 return self._look_up_failed(event)
             case e.StatisticsDue():
@@ -137,7 +149,7 @@ class StorageState:
                 assert_never(event)
 
     def _steps(self, steps: Sequence[Step]) -> list[e.Effect]:
-        """Return worker 0's steps as effects: internal commands become proposals."""
+        """Convert worker 0's steps into effects: internal commands become proposals."""
         self.proposed += sum(not isinstance(step, e.LookUp | e.CancelLookUp) for step in steps)
         return [
             step
@@ -165,11 +177,11 @@ class StorageState:
         return []
 
     def _reconcile(self) -> list[e.Effect]:
-        """Take over what the new client wants; worker 0 drops and runs the difference."""
+        """Adopt what the new client wants. Worker 0 also proposes the difference to what runs."""
         client = self.client
         skipped = client.initialized()
         self.ignored += skipped
-        self.aggregate.forget_told()
+        self.aggregate.forget_reported()
         wanted = client.wanted
         effects: list[e.Effect] = []
         for description in wanted.ingestions.values():
@@ -178,31 +190,32 @@ class StorageState:
         for oneshot in wanted.oneshots.values():
             effects += self._expect(oneshot)
         if self.index == 0:
-            effects += self._pursue_all(skipped)
+            effects += self._reconcile_desired(skipped)
         for id, frontier in wanted.allowed.items():
             self._allow(id, frontier)
         return effects if wanted.writes is None else effects + self._allow_writes()
 
-    def _pursue_all(self, skipped: int) -> list[e.Effect]:
+    def _reconcile_desired(self, skipped: int) -> list[e.Effect]:
         client = self.client
-        before = self.pursuits.running()
+        before = self.desired.running()
         plan = reconcile(before, client.wanted)
         replaced = sum(what.id in before for what in plan.run)
-        wanted, running = client.wanted.oneshots, self.pursuits.oneshots
-        # One that is wanted again goes on; if it is done its owner reports it (`_expect`).
+        wanted, running = client.wanted.oneshots, self.desired.oneshots
+        # A one-shot ingestion that is still wanted continues. If it is done, its owner reports it
+        # (`_expect`).
         gone = sorted(uuid for uuid in running if wanted.get(uuid) != running[uuid])
-        steps = self.pursuits.drop(*plan.drop, *gone)
+        steps = self.desired.drop(*plan.drop, *gone)
         for what in plan.run:
-            steps += self.pursuits.run(what)
+            steps += self.desired.run(what)
         for oneshot in wanted.values():
             if running.get(oneshot.uuid) != oneshot:
-                steps += self.pursuits.run_oneshot(oneshot)
+                steps += self.desired.run_oneshot(oneshot)
         if client.wanted.configuration is not None:
             steps.append(client.wanted.configuration)
         effects = self._steps(steps)
         for refused in plan.refused:
             effects += client.stalled(refused.id, refused.text())
-        for id, (error, hint) in self.pursuits.failing().items():
+        for id, (error, hint) in self.desired.failing().items():
             effects += client.stalled(id, error, hint)
         counts = (len(plan.keep), len(plan.run), len(plan.drop), skipped)
         done = e.LogStorageReconciliation(client.nonce or "", *counts, plan.refused, replaced)
@@ -215,10 +228,10 @@ class StorageState:
                 return self._run_ingestion(command)
             case RunSink(description=description):
                 wanted.add(command)
-                return self.client.know((description.id,)) + self._pursue(description)
+                return self.client.know((description.id,)) + self._render_desired(description)
             case RunOneshotIngestion() if command.uuid not in wanted.oneshots:
                 wanted.add(command)
-                steps = self.pursuits.run_oneshot(command) if self.index == 0 else []
+                steps = self.desired.run_oneshot(command) if self.index == 0 else []
                 return self._expect(command) + self._steps(steps)
             case CancelOneshotIngestion(uuid=uuid) if uuid in wanted.oneshots:
                 return self._cancel_oneshot(uuid)
@@ -242,22 +255,23 @@ class StorageState:
             if id not in new.ids:
                 effects += client.dropped(id)
         client.wanted.add(command)
-        return effects + client.know(new.ids) + self._pursue(new)
+        return effects + client.know(new.ids) + self._render_desired(new)
 
-    def _pursue(self, what: IngestionDescription | SinkDescription) -> list[e.Effect]:
-        """Have an object rendered by worker 0, unless it is already or must be refused."""
-        old = self.pursuits.get(what.id)
+    def _render_desired(self, what: IngestionDescription | SinkDescription) -> list[e.Effect]:
+        """Render an object on worker 0, unless it already runs unchanged or the update must be
+        refused."""
+        old = self.desired.get(what.id)
         if self.index != 0 or unchanged(old, what):
             return []
         refused = refusal(old, what)
         if refused is None:
-            return self._steps(self.pursuits.run(what))
+            return self._steps(self.desired.run(what))
         return [*self.client.stalled(what.id, refused.text()), e.LogRefusedUpdate(refused)]
 
     def _expect(self, oneshot: RunOneshotIngestion) -> list[e.Effect]:
-        """Answer a one-shot ingestion, unless it is still running here."""
+        """Answer a one-shot ingestion, unless it is still running on this worker."""
         if not self.client.owns(oneshot.uuid):
-            # Only the owner stages parts: this worker has none.
+            # Only the owner stages parts, so this worker has none.
             return self.client.answer(oneshot.uuid)
         task = self.tasks.oneshot(oneshot)
         result = None if task is None else task.result or task.reported
@@ -270,31 +284,31 @@ class StorageState:
         client = self.client
         effects: list[e.Effect] = []
         if client.awaits(uuid):
-            text = f"the one-shot ingestion {uuid} was canceled"
+            text = f"one-shot ingestion {uuid} was canceled"
             effects += client.answer(uuid, StagingFailed(OperationCanceled.__name__, text))
         client.known.pop(uuid, None)
         del client.wanted.oneshots[uuid]
-        return effects + (self._steps(self.pursuits.drop(uuid)) if self.index == 0 else [])
+        return effects + (self._steps(self.desired.drop(uuid)) if self.index == 0 else [])
 
     def _drop(self, id: ObjectId) -> list[e.Effect]:
         wanted = self.client.wanted
         source = wanted.source_of.get(id)
         effects: list[e.Effect] = []
-        # Before `wanted.drop`, as the reports need the objects' owner.
+        # Report before `wanted.drop`, because reports need the owner of each object.
         for gone in wanted.ingestions[id].ids if id in wanted.ingestions else (id,):
             effects += self.client.dropped(gone)
         wanted.drop(id)
         if self.index != 0:
             return effects
-        drop = self.pursuits.drop(id) if source is None else self.pursuits.drop_export(source, id)
+        drop = self.desired.drop(id) if source is None else self.desired.drop_export(source, id)
         return effects + self._steps(drop)
 
     def _allow(self, id: ObjectId, frontier: Frontier) -> None:
-        # No task is told: the controller moves the holds of shards, and a sink's task its own.
+        # Tasks need not know: the controller moves the holds of shards, and a sink's task its own.
         wanted = self.client.wanted
         allowed = wanted.allowed[id] = max(wanted.allowed.get(id, 0), frontier)
         if self.index == 0:
-            self.pursuits.allow(id, allowed)
+            self.desired.allow(id, allowed)
 
     def _allow_writes(self) -> list[e.Effect]:
         if self.writes_allowed:
@@ -307,7 +321,7 @@ class StorageState:
     def _sequenced(self, event: SequencedCommand) -> list[e.Effect]:
         if event.index != self.next_index:
             raise LocalProtocolError(
-                f"worker {self.index} got command {event.index}, {self.next_index} is next"
+                f"worker {self.index} got command {event.index}: expected {self.next_index}"
             )
         self.next_index += 1
         if not isinstance(event.command, ForStorage):
@@ -316,7 +330,7 @@ class StorageState:
         effects: list[e.Effect] = []
         if self.index == 0:
             self.ordered += 1
-            self.pursuits.applied(command)
+            self.desired.applied(command)
             if isinstance(command, StatisticsUpdate):
                 self.aggregate.absorb(command)
         for change in self.renderings.apply(event.index, command):
@@ -330,7 +344,7 @@ class StorageState:
                         effects += self.tasks.forget(description)
                 case ConfigurationChanged(configuration=configuration):
                     effects.append(e.ConfigureTasks(configuration))
-        return effects + self.client.tell_health()
+        return effects + self.client.report_health()
 
     def _mine(self, id: ObjectId) -> bool:
         return owner_of(id, self.count) == self.index
@@ -348,7 +362,7 @@ class StorageState:
         if rendering.complete:
             for id in rendering.ids:
                 self.health.observe(
-                    id, 1, HealthCondition("ceased", None, "nothing more will come")
+                    id, 1, HealthCondition("ceased", None, "all exports are complete")
                 )
                 effects += self.client.report(id)
         return effects
@@ -365,11 +379,11 @@ class StorageState:
             if dropped:
                 self.health.remove(rendering.id)
         if self.index == 0 and not dropped:
-            effects += self._steps(self.pursuits.suspended(rendering.id))
+            effects += self._steps(self.desired.suspended(rendering.id))
         return effects
 
     def _look_up_failed(self, event: e.ResumeFailed) -> list[e.Effect]:
-        id, steps = self.pursuits.failed(event.ticket, event.error, event.hint)
+        id, steps = self.desired.failed(event.ticket, event.error, event.hint)
         effects = [] if id is None else self.client.stalled(id, event.error, event.hint)
         return [*effects, *self._steps(steps)]
 
@@ -377,7 +391,7 @@ class StorageState:
 
     def _observed(self, event: e.HealthObserved) -> list[e.Effect]:
         task = self.tasks.running.get(event.number)
-        # An observation from before the failure must not hide it.
+        # An observation from before the failure must not hide the failure.
         if task is None or task.failed:
             return []
         for seen in event.observations:
@@ -385,20 +399,20 @@ class StorageState:
                 condition = HealthCondition(seen.status, seen.error, seen.hint)
                 self.health.observe(seen.id, event.round, condition)
                 well = seen.id == task.rendering.id and seen.status == "running"
-                if well and event.gets_on:
-                    self.tasks.well(event.number)
-        return self.client.tell_health()
+                if well and event.has_progressed:
+                    self.tasks.note_progress(event.number)
+        return self.client.report_health()
 
     def _failed(self, event: e.TaskFailed) -> list[e.Effect]:
         effects = self.tasks.failed(event.number)
         if not effects:
             return []
         # An object that is being dropped is not reported as failed. If the drop does not come, the
-        # look-up before the restart fails and is reported.
+        # look-up before the restart fails and that failure is reported.
         if not event.is_dropped:
             id = self.tasks.running[event.number].rendering.id
             self.health.fail(id, event.error, event.hint)
-        return effects + self.client.tell_health()
+        return effects + self.client.report_health()
 
     def _restart(self, number: int) -> list[e.Effect]:
         task = self.tasks.running.get(number)
@@ -409,7 +423,7 @@ class StorageState:
         return self._propose(SuspendAndRestart(task.rendering.id, number, reason))
 
     def _propose(self, command: SuspendAndRestart | StatisticsUpdate) -> list[e.Effect]:
-        """Propose a command, from other workers than 0 by way of worker 0."""
+        """Propose a command. Workers other than 0 forward it to worker 0."""
         return (
             self._steps([command])
             if self.index == 0
@@ -419,13 +433,13 @@ class StorageState:
     def _oneshot_done(self, event: e.OneshotDone) -> list[e.Effect]:
         task, result, client = self.tasks.running.get(event.number), event.result, self.client
         if task is None:
-            # Dropped meanwhile: no rendering will discard the parts later.
+            # The ingestion was dropped meanwhile, so no later event will discard its parts.
             return [e.DiscardParts(result.batches)] if isinstance(result, FilesStaged) else []
         if client.awaits(task.rendering.id) and not client.muted:
-            # The client that asked may be gone, and another one may wait for the same uuid.
+            # The requesting client may be gone, and another one may be waiting for the same uuid.
             task.reported = result
             return client.answer(task.rendering.id, result)
-        # The client's command may not have reached this worker yet: keep the result until it comes
+        # The client's command may not have reached this worker yet. Keep the result until it does
         # (`_expect`), or until the rendering ends.
         task.result = result
         return []
@@ -446,18 +460,18 @@ class StorageState:
         self.renderings.validate()
         self.tasks.validate()
         self.health.validate()
-        self.pursuits.validate()
+        self.desired.validate()
         self.client.validate()
-        assert self.index == 0 or not self.pursuits.running(), "only worker 0 pursues"
+        assert self.index == 0 or not self.desired.running(), "only worker 0 has a desired state"
         for number, task in self.tasks.running.items():
-            assert self._mine(task.rendering.id), "a task of another worker's"
+            assert self._mine(task.rendering.id), "this worker does not own the task's object"
             current = self.renderings.current.get(task.rendering.id)
-            assert current is not None, "a task of something that is not rendered"
-            assert current.number == number, "a task of a former rendering"
+            assert current is not None, "the task's object is not rendered"
+            assert current.number == number, "the task belongs to an earlier rendering"
 
 
 def _tables(rendering: ObjectRendering) -> dict[ObjectId, str]:
-    """Return the exports of a source, with their names for people."""
+    """Return the exports of a source, with their display names."""
     what = rendering.what
     exports = what.exports if isinstance(what, IngestionDescription) else ()
     return {export.id: export.name or export.outside for export in exports}

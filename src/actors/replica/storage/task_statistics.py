@@ -1,12 +1,12 @@
 """Statistics of sources, sinks and one-shot ingestions: measured by workers, summed on worker 0.
 
-Theory of operation. A task reports its counts since its start, and its gauges. Its worker
-(`LocalStatistics`) turns counts into increments, and once an interval sends the changes, by
-object and *epoch*; worker 0 (`StatisticsSums`) adds them up. The epoch of a measurement is the
-number of its rendering, so it grows with every restart. A client is sent changed objects, each
-whole; a new client is sent all.
+Theory of operation. A task reports gauges, and counts since its start. Its worker
+(`LocalStatistics`) turns the counts into increments, and once per interval sends what changed, by
+object and *epoch*. Worker 0 (`StatisticsSums`) adds the increments up. The epoch of a measurement
+is the number of its rendering, so it grows with every restart. The client gets the full statistics
+of each object that changed; a new client gets those of all objects.
 
-Invariants: counts never go back while an object lives; a measurement is added once.
+Invariants: an object's counts never decrease while it lives, and each measurement is added once.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ Kind: TypeAlias = Literal["source", "sink", "oneshot"]
 
 
 def _added(old: ObjectStatistics, more: ObjectStatistics) -> ObjectStatistics:
-    """Return the counts of both, and the newer gauges where they are set."""
+    """Return the sums of both counts, and the newer gauges where they are set."""
     sums = {name: getattr(old, name) + getattr(more, name) for name in COUNTS}
     stands = {name: getattr(more, name) for name in GAUGES if getattr(more, name) is not None}
     return msgspec.structs.replace(old, **sums, **stands)
 
 
 class LocalStatistics:
-    """Measurements of one worker that were not sent yet."""
+    """Measurements of one worker that it has not sent yet."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, ObjectId], ObjectStatistics] = {}
-        """Counts since the start of the task, as last reported."""
+        """Last report about each (epoch, object); counts are since the start of the task."""
         self._pending: dict[tuple[int, ObjectId], ObjectStatistics] = {}
+        """Increments since the last `take`, by epoch and object."""
 
     def measure(self, epoch: int, statistics: ObjectStatistics) -> None:
         """Add a task's report about one object."""
@@ -58,42 +59,45 @@ class LocalStatistics:
         self._seen[key] = statistics
         more = {name: max(0, getattr(statistics, name) - getattr(seen, name)) for name in COUNTS}
         news = msgspec.structs.replace(statistics, **more)
-        # Neither counts nor gauges have changed.
+        # Skip a report in which neither counts nor gauges have changed.
         if news == msgspec.structs.replace(seen, **dict.fromkeys(COUNTS, 0)):
             return
         self._pending[key] = _added(self._pending.get(key, ObjectStatistics(statistics.id)), news)
 
     def end(self, epoch: int) -> None:
-        """Forget a stopped task."""
+        """Forget the last reports of a stopped task."""
         for key in [key for key in self._seen if key[0] == epoch]:
             del self._seen[key]
 
     def take(self) -> tuple[StatisticsMeasurement, ...]:
-        """Remove and return the measurements since the last call."""
+        """Return the measurements since the last call, and clear them."""
         pending, self._pending = self._pending, {}
         return tuple(StatisticsMeasurement(epoch, one) for (epoch, _), one in pending.items())
 
 
 class _Entry(msgspec.Struct):
-    """Sum of one object."""
+    """Statistics of one object; `birth` is its first epoch and `epoch` its current one."""
 
     kind: Kind
     birth: int
     epoch: int
     statistics: ObjectStatistics
     changed: bool = True
+    """True if the client has not been sent the latest statistics."""
 
 
 class StatisticsSums:
-    """Sums of all objects."""
+    """Statistics of all objects, summed over workers and restarts."""
 
     def __init__(self) -> None:
         self._entries: dict[ObjectId, _Entry] = {}
+        """Sum of each object, from its first rendering until it is dropped."""
         self.ignored = 0
-        """Number of measurements of unknown or former objects."""
+        """Number of measurements that were ignored because their object is unknown or was
+        replaced."""
 
     def begin(self, kind: Kind, ids: Iterable[ObjectId], epoch: int) -> None:
-        """Begin a new epoch of rendered objects."""
+        """Start a new epoch for rendered objects."""
         for id in ids:
             entry = self._entries.get(id)
             if entry is None or entry.kind != kind:
@@ -119,24 +123,24 @@ class StatisticsSums:
         """Add one worker's measurements."""
         for measurement in update.measurements:
             entry = self._entries.get(measurement.statistics.id)
-            # Epochs before the birth are of another object that had the id before a drop.
+            # Epochs before the birth belong to an earlier object with the same id.
             if entry is None or measurement.epoch < entry.birth:
                 self.ignored += 1
                 continue
             more = measurement.statistics
-            # Increments of an earlier epoch still count, but its gauges are outdated.
+            # Increments of an earlier epoch still count, but its gauges are out of date.
             if measurement.epoch < entry.epoch:
                 more = msgspec.structs.replace(more, **dict.fromkeys(GAUGES))
             entry.statistics = _added(entry.statistics, more)
             entry.changed = True
 
     def of(self, id: ObjectId) -> ObjectStatistics | None:
-        """Return the sum of one object."""
+        """Return the statistics of one object, if it is known."""
         entry = self._entries.get(id)
         return None if entry is None else entry.statistics
 
     def news(self, known: Container[ObjectId]) -> StatisticsUpdates | None:
-        """Return the changed objects among the known ones, and note them as reported."""
+        """Return the statistics of known objects that changed, and mark them as reported."""
         found: dict[Kind, list[ObjectStatistics]] = {"source": [], "sink": [], "oneshot": []}
         for id, entry in self._entries.items():
             if entry.changed and id in known:
@@ -148,7 +152,7 @@ class StatisticsSums:
             tuple(found["source"]), tuple(found["sink"]), tuple(found["oneshot"])
         )
 
-    def forget_told(self) -> None:
-        """Forget all reports, for a new client."""
+    def forget_reported(self) -> None:
+        """Mark all objects as changed, because a new client has connected."""
         for entry in self._entries.values():
             entry.changed = True

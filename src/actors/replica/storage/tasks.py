@@ -1,15 +1,16 @@
-"""The tasks that one worker owns: running, stopping, or waiting for another to stop.
+"""The tasks that one worker owns: running, stopping, or waiting for another task to stop.
 
 Rules:
-- at most one task of an object runs;
-- a failed task stays until its rendering ends; it asks for its restart once, after a delay that
-  grows with failures in a row, which progress ends;
-- an object's `upper` belongs to its shard: it never goes back, and outlives renderings as long as
-  the shard stays the same;
-- a dropped source's external resources are removed after its last task, and before the first task
-  of the next object with its id. So the removal counts as a stopping task, under a negative number.
+- At most one task of an object runs.
+- A failed task stays until its rendering ends. It requests one restart, after a delay that grows
+  with consecutive failures; progress resets the count.
+- An object's `upper` belongs to its shard. It never goes back, and outlives renderings as long as
+  the shard stays the same.
+- The external resources of a dropped source are removed after its last task has stopped, and before
+  the first task of the next object with its id starts. For this purpose the removal counts as a
+  stopping task with a negative number.
 
-Invariants: `validate`.
+`validate` checks the invariants.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from actors.replica.storage.events import (
 from actors.replica.storage.renderings import ObjectRendering
 from actors.runtime.progress import EMPTY, Frontier, ObjectId
 
-Shape: TypeAlias = tuple[str, ...]
+UpperScope: TypeAlias = tuple[str, ...]
 
 
-def shapes_of(
+def upper_scopes(
     what: IngestionDescription | SinkDescription | RunOneshotIngestion,
-) -> dict[ObjectId, Shape]:
-    """Return, by id, the shard or the place that an object's upper belongs to."""
+) -> dict[ObjectId, UpperScope]:
+    """Map each id of an object to the shard or external target that its upper belongs to."""
     match what:
         case IngestionDescription():
-            found: dict[ObjectId, Shape] = {what.id: ("remap", what.remap_shard)}
+            found: dict[ObjectId, UpperScope] = {what.id: ("remap", what.remap_shard)}
             return found | {export.id: ("export", export.shard) for export in what.exports}
         case SinkDescription():
             place = what.configuration
@@ -60,12 +61,13 @@ class StorageTask(msgspec.Struct):
 
     rendering: ObjectRendering
     failed: bool = False
+    """True once the task has ended with an error; its restart is requested then."""
     result: StagingResult | None = None
-    """Unreported result of a one-shot ingestion, to be discarded with its rendering."""
+    """Result of a one-shot ingestion that was not reported; it is discarded with its rendering."""
     reported: StagingResult | None = None
-    """Reported result of a one-shot ingestion, reported again to the next client.
+    """Result of a one-shot ingestion that was reported; the next client gets it again.
 
-    A client takes the parts over, or leaves them to their lease.
+    A client either adopts the parts or lets their lease expire.
     """
 
 
@@ -74,16 +76,22 @@ class StorageTaskRunner:
 
     def __init__(self) -> None:
         self.running: dict[int, StorageTask] = {}
+        """Running and failed tasks, by render number."""
         self.stopping: dict[int, ObjectId] = {}
+        """Object of each task that is stopping, by render number."""
         self._deferred: dict[ObjectId, ObjectRendering] = {}
+        """Rendering of each object whose next task waits for its previous one to stop."""
         self._forgetting: dict[ObjectId, list[IngestionDescription]] = {}
-        """Sources dropped while their tasks were stopping."""
+        """Dropped sources whose cleanup waits for tasks to stop, by id."""
         self._forgets = 0
+        """Number of cleanups started; its negative numbers the next cleanup."""
         self._attempts: dict[ObjectId, int] = {}
-        self._uppers: dict[ObjectId, tuple[Shape, Frontier]] = {}
+        """Consecutive failures of each object."""
+        self._uppers: dict[ObjectId, tuple[UpperScope, Frontier]] = {}
+        """Last upper of each object, with the shard or target it belongs to."""
 
     def begin(self, rendering: ObjectRendering, former: ObjectRendering | None) -> list[Effect]:
-        """Start a rendering, now or when its former has stopped."""
+        """Start a rendering, after the task of its former rendering has stopped."""
         effects = [] if former is None else self.end(former, dropped=False)
         for gone in set(() if former is None else former.ids) - set(rendering.ids):
             self._uppers.pop(gone, None)
@@ -91,11 +99,11 @@ class StorageTaskRunner:
 
     def _begin(self, rendering: ObjectRendering) -> list[Effect]:
         if rendering.complete:
-            for id, shape in shapes_of(rendering.what).items():
-                self._uppers[id] = (shape, EMPTY)
+            for id, scope in upper_scopes(rendering.what).items():
+                self._uppers[id] = (scope, EMPTY)
             return []
         if rendering.id in self.stopping.values():
-            # A slot or a lock in the external system is free only when the former task has stopped.
+            # The former task may hold a slot or a lock in the external system until it has stopped.
             self._deferred[rendering.id] = rendering
             return []
         return [self._start(rendering)]
@@ -121,7 +129,7 @@ class StorageTaskRunner:
         if task is not None:
             self.stopping[number] = id
             stop = StopTask(number, dropped)
-            # An unreported result's parts will never be appended.
+            # The parts of a result that was not reported will never be appended.
             result = task.result
             return (
                 [DiscardParts(result.batches), stop] if isinstance(result, FilesStaged) else [stop]
@@ -132,11 +140,11 @@ class StorageTaskRunner:
     def forget(
         self, what: IngestionDescription | SinkDescription | RunOneshotIngestion
     ) -> list[Effect]:
-        """Remove the external resources of a dropped object without a task."""
+        """Remove the external resources of a dropped object that has no task."""
         if not isinstance(what, IngestionDescription):
             return []
         if what.id in self.stopping.values():
-            # The stopping task may still use the resources, such as a slot named after the id.
+            # The stopping task may still use these resources, such as a slot named after the id.
             waiting = self._forgetting.setdefault(what.id, [])
             if what not in waiting:
                 waiting.append(what)
@@ -149,9 +157,9 @@ class StorageTaskRunner:
         return CleanUpSource(-self._forgets, what)
 
     def stopped(self, number: int) -> list[Effect]:
-        """Continue with the work that waited for a stopped task."""
+        """Start the work that waited for a task to stop."""
         id = self.stopping.pop(number, None)
-        # Another task of the object is still stopping.
+        # The object has another task that is still stopping.
         if id is None or id in self.stopping.values():
             return []
         forgotten = self._forgetting.get(id)
@@ -164,7 +172,7 @@ class StorageTaskRunner:
         return [] if waiting is None else [self._start(waiting)]
 
     def failed(self, number: int) -> list[Effect]:
-        """Ask for the restart of a task that ended with an error."""
+        """Request the restart of a task that ended with an error."""
         task = self.running.get(number)
         if task is None or task.failed or isinstance(task.rendering.what, RunOneshotIngestion):
             return []
@@ -173,8 +181,8 @@ class StorageTaskRunner:
         self._attempts[id] = self._attempts.get(id, 0) + 1
         return [RestartLater(number, self._attempts[id], what.retry)]
 
-    def well(self, number: int) -> None:
-        """Note progress of a task: its next failure is the first in a row."""
+    def note_progress(self, number: int) -> None:
+        """Record that a task made progress, so that its next failure counts as the first."""
         task = self.running.get(number)
         if task is not None and not task.failed:
             self._attempts.pop(task.rendering.id, None)
@@ -182,19 +190,19 @@ class StorageTaskRunner:
     def reached(self, number: int, id: ObjectId, upper: Frontier) -> None:
         """Advance the upper of a running task's object."""
         task = self.running.get(number)
-        shape = None if task is None else shapes_of(task.rendering.what).get(id)
-        if shape is None:
+        scope = None if task is None else upper_scopes(task.rendering.what).get(id)
+        if scope is None:
             return
-        before = self.upper(id, shape)
-        self._uppers[id] = (shape, upper if before is None else max(upper, before))
+        before = self.upper(id, scope)
+        self._uppers[id] = (scope, upper if before is None else max(upper, before))
 
-    def upper(self, id: ObjectId, shape: Shape) -> Frontier | None:
-        """Return the upper of an object with this shape; None if unknown."""
+    def upper(self, id: ObjectId, scope: UpperScope) -> Frontier | None:
+        """Return the upper of an object in this shard or target, or None if it is not known."""
         found = self._uppers.get(id)
-        return None if found is None or found[0] != shape else found[1]
+        return None if found is None or found[0] != scope else found[1]
 
     def oneshot(self, oneshot: RunOneshotIngestion) -> StorageTask | None:
-        """Return the task of a one-shot ingestion."""
+        """Return the running task of a one-shot ingestion."""
         for task in self.running.values():
             if task.rendering.what == oneshot:
                 return task

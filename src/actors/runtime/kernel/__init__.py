@@ -1,6 +1,7 @@
-"""Actors: bounded mailboxes, envelopes, contexts and their supervision.
+"""Actors with bounded mailboxes, their contexts and their supervision.
 
-Imports only errors, telemetry and the metrics of the project. Re-exports the public names.
+This package imports nothing of the project but errors, telemetry and metrics. It exports the public
+names of its modules.
 """
 
 from actors.runtime.kernel.actor import ESCALATE as ESCALATE

@@ -1,17 +1,24 @@
-"""The running form of an actor: its task, its effects, its children, its end.
+"""A running actor: its task, its effects, its children and its end.
 
-An actor has one task, which takes all waiting messages of the mailbox in one batch and handles them
-one by one. Effects have tasks of their own; an effect that fails without a `failed` handler crashes
-its actor at once. An actor ends in this order: its effects are cancelled, its children stop (the
-last first), `on_stop` runs, messages left in the mailbox are counted, owed replies fail, watchers
-are notified.
+An actor has one task. It takes all waiting messages out of the mailbox in one batch and handles
+them one by one. Effects have tasks of their own; an effect that fails without a `failed` handler
+crashes its actor immediately. When an actor ends:
 
-Invariants: a message is handled once, put back (the crash came before its turn) or counted; no
-effect outlives its actor's `on_stop`; we cancel the task only while it serves, so that our cancel
-differs from one of another task, and never strikes later code.
+1. its effects are cancelled;
+2. its children stop, in reverse order of their start;
+3. `on_stop` runs;
+4. messages left in the mailbox are counted, and unanswered asks fail;
+5. watchers are notified.
 
-Cost. Nothing is allocated for a message, nor for an idle actor: fields of effects, children and
-traces are made on demand.
+Invariants:
+
+- A message is either handled once, or put back (the crash came before its turn), or counted.
+- No effect outlives its actor's `on_stop`.
+- A crash cancels the task only while it handles messages. So this cancel can be told from one by
+  another task, and never hits later code.
+
+Cost. Handling a message allocates nothing. An idle actor has no objects for effects, children or
+traces; they are created on demand.
 """
 
 from __future__ import annotations
@@ -59,14 +66,15 @@ T = TypeVar("T")
 log = logging.getLogger("penstock.kernel")
 
 STORY_MESSAGES_MAX: Final = 16
+"""Number of message types that the log of a crash names."""
 
 
 class _Stop:
-    """The only control message."""
+    """The only control message: stop after the current message."""
 
 
 class MessageTimer(Generic[M]):
-    """A message that is delivered later. It has no task, only a handle of the event loop."""
+    """Delivers a message after a delay. It needs no task, only a handle of the event loop."""
 
     __slots__ = ("_cell", "_message", "handle")
 
@@ -74,15 +82,16 @@ class MessageTimer(Generic[M]):
         self._cell = cell
         self._message = message
         self.handle: asyncio.TimerHandle | None = None
-        """None after it fired or was cancelled, and in an actor that stops."""
+        """Handle of the pending timer. None after it has fired or was cancelled, and if it was set
+        by an actor that is stopping."""
 
     def fire(self) -> None:
-        """Deliver the message: the delay is over."""
+        """Deliver the message, now that the delay is over."""
         self.handle = None
         self._cell.fired(self, self._message)
 
     def cancel(self) -> None:
-        """Cancel it; harmless after it has fired."""
+        """Cancel the timer. Does nothing after it has fired."""
         handle, self.handle = self.handle, None
         if handle is not None:
             handle.cancel()
@@ -90,7 +99,7 @@ class MessageTimer(Generic[M]):
 
 
 class ActorCell(Generic[M]):
-    """A running actor."""
+    """A running actor, restarts included: what its `Actor` objects have in common."""
 
     __slots__ = (
         "_begun",
@@ -135,44 +144,54 @@ class ActorCell(Generic[M]):
         self.mailbox: BoundedMailbox[M] = system.mailbox_type(path, limit)
         self.address: ActorAddress[M] = ActorAddress(self.mailbox)
         self.children: dict[str, ActorCell[Any]] = {}
+        """The live children by path, in the order of their start."""
         self.stopped = LatchedFlag()
+        """Set when the actor has ended for good."""
         self.watchers: tuple[tuple[ActorAddress[Any], Any], ...] = ()
+        """Addresses to notify when the actor ends, each with its message."""
         self.actor: Actor[M] | None = None
+        """The current `Actor` object; a restart replaces it."""
         self.task: asyncio.Task[None] | None = None
+        """The task that runs `run`; set by `ActorSystem.spawn_below`."""
         self.context = contextvars.copy_context()
         """Context of the task and its timers."""
         self.busy_ms = 0.0
-        """Time in `receive`, its waits included."""
+        """Total time in `receive`, its waits included."""
         self.crashes = 0
+        """Number of crashes so far."""
         self._begun = False
         """True from the end of `on_start`: the actor has all of its parts."""
         self._serving = False
+        """True while `on_start` runs or messages are handled."""
         self._stopping = False
+        """True once a stop was requested."""
         self._crash: Exception | None = None
-        """Failure of an effect or a child."""
+        """Failure of an effect or a child that crashes the actor; None once it was raised."""
         self._effects: (
             dict[anyio.CancelScope | MessageTimer[M], asyncio.Task[None] | None] | None
         ) = None
+        """The running effects with their tasks, and the pending timers; None before the first."""
         self._idle: LatchedFlag | None = None
-        """Set when the last effect has ended."""
+        """Set when the last effect has ended; None unless the actor's end waits for it."""
         self._crashes: tuple[float, ...] = ()
+        """Monotonic times (ms) of the crashes that count against the restart limit."""
         self._story: deque[type[Any]] | None = None
-        """Types of the messages handled last, up to the current batch."""
+        """Types of the last messages handled, without those of the current batch."""
 
     def request_stop(self) -> None:
-        """Stop after the current message."""
+        """Make the actor stop after the current message."""
         self._stopping = True
         self.mailbox.control(_Stop)
 
     async def stop_child(self, child: ActorAddress[Any]) -> None:
-        """Stop one child and wait."""
+        """Stop one child and wait until it has stopped."""
         for cell in list(self.children.values()):
             if cell.address is child or cell.path == child.path:
                 cell.request_stop()
                 await cell.stopped.wait()
 
     def statistics(self) -> ActorStatistics:
-        """Return the statistics, for operators."""
+        """Return the actor's current statistics, for operators."""
         box = self.mailbox.statistics()
         return ActorStatistics(
             path=self.path,
@@ -218,7 +237,10 @@ class ActorCell(Generic[M]):
         done: Callable[[T], M | None],
         failed: Callable[[Exception], M | None] | None,
     ) -> anyio.CancelScope:
-        """Run an effect beside the actor; the scope cancels it, and so does the actor's end."""
+        """Run an effect concurrently with the actor; see `ActorContext.effect`.
+
+        Returns the scope that cancels it. The end of the actor cancels it as well.
+        """
         scope = anyio.CancelScope()
         if self._serving and not self._stopping:
             if self._effects is None:
@@ -228,8 +250,8 @@ class ActorCell(Generic[M]):
         return scope
 
     def after(self, delay_ms: float, message: M) -> MessageTimer[M]:
-        """Deliver `message` to the actor itself after the delay, unless it is cancelled or has
-        ended."""
+        """Deliver `message` to the actor itself after the delay, unless the timer is cancelled or
+        the actor ends before."""
         timer = MessageTimer(self, message)
         if self._serving and not self._stopping:
             if self._effects is None:
@@ -241,9 +263,9 @@ class ActorCell(Generic[M]):
         return timer
 
     def fired(self, timer: MessageTimer[M], message: M) -> None:
-        """Deliver a timer's message."""
+        """Deliver the message of a timer that has fired."""
         self.forget(timer)
-        # The message being handled meanwhile is not the timer's cause.
+        # The message being handled at this moment is not the timer's cause.
         token = TRACEPARENT.set(None)
         self.mailbox.deliver_own(message)
         TRACEPARENT.reset(token)
@@ -263,7 +285,7 @@ class ActorCell(Generic[M]):
         failed: Callable[[Exception], M | None] | None,
     ) -> None:
         HANDLING.set(None)
-        TRACEPARENT.set(None)  # most effects outlive their cause; others set their own
+        TRACEPARENT.set(None)  # most effects outlive their cause; the others set their own context
         message: M | None = None
         try:
             with scope:
@@ -273,20 +295,20 @@ class ActorCell(Generic[M]):
                     if failed is None:
                         raise
                     message = failed(error)
-                # It may have been cancelled right after its await completed.
+                # The effect may have been cancelled right after its await completed.
                 if message is not None and not scope.cancel_called:
                     self.mailbox.deliver_own(message)
         except Exception as error:  # noqa: BLE001 (the actor crashes by it)
             self.crash(error)
         finally:
-            # An error holds this frame by its traceback, and the message may hold the error in a
-            # struct without gc: a cycle that the garbage collector cannot see.
+            # The error's traceback refers to this frame, and the message may refer to the error in
+            # a struct without gc: a cycle that the garbage collector cannot see. Break it.
             message = None
             self.forget(scope)
 
     def crash(self, error: Exception) -> None:
-        """Crash the actor at once, by a failure of an effect or a child; unless it ends anyhow."""
-        # Only while it serves: `_live` then knows this cancel for ours, and takes it back.
+        """Crash the actor immediately because an effect or a child failed, unless it is ending."""
+        # Only while it serves: then `_live` knows that this cancel is ours and undoes it.
         if self._crash is None and self._serving:
             self._crash = error
             assert self.task is not None, "it serves"
@@ -304,10 +326,10 @@ class ActorCell(Generic[M]):
             await self._idle.wait()
             self._idle = None
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run the whole life, restarts included."""
+        """Run the actor to its end, restarts included."""
         HANDLING.set(self.mailbox)
         TRACEPARENT.set(None)  # the context was copied from the spawning task
         broken: str | None = None
@@ -345,10 +367,10 @@ class ActorCell(Generic[M]):
         finally:
             if self._crash is not None:
                 assert self.task is not None, "it has served"
-                # Our own cancel: taken back, so that the task counts only those of other tasks.
+                # Undo our own cancel, so that the task counts only those of other tasks.
                 self.task.uncancel()
                 self._crash = None
-            # First of the end: no effect may run beside `on_stop`.
+            # The end begins here: no effect may run concurrently with `on_stop`.
             await self._end_effects()
         await self._stop_children()
         await actor.on_stop()
@@ -361,7 +383,7 @@ class ActorCell(Generic[M]):
             if self._story is None:
                 self._story = deque(maxlen=STORY_MESSAGES_MAX)
             if mailbox.urgent is not None:
-                # A stop overtakes the batch: its messages are counted as unhandled.
+                # A stop overtakes the batch, so count its messages as unhandled.
                 mailbox.close(unhandled=len(batch))
                 return
             began = perf_counter()
@@ -380,20 +402,20 @@ class ActorCell(Generic[M]):
                     if mailbox.urgent is not None:
                         mailbox.close(unhandled=len(batch) - taken)
                         return
-                del message  # an idle actor must not keep handled messages alive
+                del message  # do not keep a handled message alive while idle
             except BaseException:
-                # Without the failed one: a message is handled once.
+                # Without the message that failed: no message is handled twice.
                 mailbox.put_back(batch[taken:])
                 raise
             finally:
                 self.busy_ms += (perf_counter() - began) * 1000
-                # Once a batch: a record for each message would cost more.
+                # Once for each batch, because recording every message would cost more.
                 self._story.extend(map(type, batch[max(0, taken - STORY_MESSAGES_MAX) : taken]))
                 mailbox.batch, mailbox.current = [], None
 
     async def _traced(self, actor: Actor[M], batch: list[M | TracedMessage[M]], place: int) -> None:
         traced = batch[place]
-        assert isinstance(traced, TracedMessage), "the caller has looked"
+        assert isinstance(traced, TracedMessage), "the caller checks this"
         self.mailbox.current = batch[place] = message = traced.message
         token = activate_context(traced.traceparent)
         try:
@@ -403,13 +425,13 @@ class ActorCell(Generic[M]):
             deactivate_context(token)
 
     async def _survives(self, error: BaseException) -> bool:
-        """Apply the policy to a crash; return whether the actor is restarted."""
+        """Apply the crash policy. Return True if the actor restarts, after waiting the delay."""
         self.crashes += 1
         await self._stop_children()
         kinds = [kind.__name__ for kind in self._story or ()]
         story = f"{self.path} failed after {kinds}: {type(error).__name__}: {error}"
         log.error(story, exc_info=error)
-        # Also before a restart: the new actor knows nothing of the answers that the old one owed.
+        # Also before a restart: the new actor does not know which answers the old one owed.
         self.mailbox.fail_asks(f"{type(error).__name__}: {error}")
         if self.policy.kind == "restart":
             now = self.system.clock.monotonic_ms()
@@ -444,12 +466,11 @@ class ActorCell(Generic[M]):
             await self._stop_children()
         finally:
             self.mailbox.close(broken=broken)
-            # In a `finally`: also when a child's stop was interrupted, no watcher may wait for
-            # ever.
+            # In a `finally`, so that watchers are notified even if a child's stop was interrupted.
             if self.parent is not None:
                 self.parent.children.pop(self.path, None)
             self.system.ended(self)
-            # After the close: a task that awaited the stop finds the mailbox closed.
+            # After the close, so that a task that awaited the stop finds the mailbox closed.
             self.stopped.set()
             for watcher, message in self.watchers:
                 watcher.reply(message)

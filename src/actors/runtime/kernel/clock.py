@@ -1,4 +1,4 @@
-"""The clock of an actor, and its threads for blocking calls: a simulation replaces both."""
+"""The clock of actors and the threads for their blocking calls. A simulation replaces both."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ R = TypeVar("R")
 
 
 class CallOverdue(Exception):
-    """A blocking call did not end in time. It goes on, and its result is dropped."""
+    """A blocking call did not finish in time. It keeps running, and its result is dropped."""
 
 
 class ActorClock(Protocol):
-    """Time and blocking calls, as an actor may use them."""
+    """The time and the blocking calls that an actor may use."""
 
     def now_ms(self) -> int:
-        """Return the wall clock, milliseconds since the epoch; may jump."""
+        """Return the wall clock time, in milliseconds since the epoch. It may jump."""
         ...
 
     def monotonic_ms(self) -> float:
-        """Return milliseconds that never go back; for durations only."""
+        """Return milliseconds that never go back, for measuring durations."""
         ...
 
     async def run_blocking(self, function: Callable[[], R]) -> R:
-        """Run a blocking call off the loop (a thread in production, inline in simulation)."""
+        """Run a blocking call outside the event loop (a simulation runs it inline)."""
         ...
 
     async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
-        """Run a blocking call for at most `within_ms`. Raises `CallOverdue`."""
+        """Run a blocking call and wait at most `within_ms` for it. Raises `CallOverdue`."""
         ...
 
 
@@ -46,11 +46,11 @@ class SystemClock:
     """The machine's clock and its threads."""
 
     def now_ms(self) -> int:
-        """Return the wall clock, milliseconds since the epoch."""
+        """Return the wall clock time, in milliseconds since the epoch. It may jump."""
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> float:
-        """Return milliseconds that never go back."""
+        """Return milliseconds that never go back, for measuring durations."""
         return time.monotonic() * 1000
 
     async def run_blocking(self, function: Callable[[], R]) -> R:
@@ -58,7 +58,10 @@ class SystemClock:
         return await asyncio.to_thread(function)
 
     async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
-        """Run `function` in a worker thread for at most `within_ms`. Raises `CallOverdue`."""
+        """Run `function` in a worker thread and wait at most `within_ms` for it.
+
+        Raises `CallOverdue`.
+        """
         with anyio.move_on_after(within_ms / 1000):
             return await self.run_blocking(function)
         raise CallOverdue
@@ -68,6 +71,8 @@ class SystemClock:
 
 
 class _Call:
+    """One blocking call: runs in a thread, and its result goes to the event loop."""
+
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
         self.context = contextvars.copy_context()
@@ -75,14 +80,14 @@ class _Call:
         self.future: asyncio.Future[Any] = self.loop.create_future()
 
     def run(self) -> None:
-        """Run the call, in a thread."""
+        """Run the call in the current thread and pass its result to the loop."""
         error: BaseException | None = None
         result = None
         try:
             result = self.context.run(self.function)
-        except BaseException as raised:  # noqa: BLE001 - whoever waits gets it
+        except BaseException as raised:  # noqa: BLE001 - the waiter gets it
             error = raised
-        # A cancelled caller may have ended the loop before its call.
+        # If the caller was cancelled, the loop may have ended before the call.
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._end, result, error)
 
@@ -95,7 +100,7 @@ class _Call:
             self.future.set_exception(error)
 
     def give_up(self) -> None:
-        """Fail the waiter: the call has not ended in time."""
+        """Fail the waiter with `CallOverdue`, because the call did not finish in time."""
         if not self.future.done():
             self.future.set_exception(CallOverdue())
 
@@ -103,22 +108,27 @@ class _Call:
 class ThreadedClock(SystemClock):
     """The machine's clock, with threads of its own for short blocking calls.
 
-    A disk call of 0.2 ms should not wait 0.1 ms for its thread. An executor's call has a future
-    with locks of its own, chained to the loop's; here a call goes into the queue of an idle thread,
-    and its result straight into the loop's future: a third of the latency.
+    A disk call of 0.2 ms should not wait 0.1 ms for its thread. An executor creates a future with
+    locks of its own for each call and chains it to the loop's future. Here a call goes into the
+    queue of an idle thread and its result directly into the loop's future, at a third of the
+    latency.
 
-    At most `threads_max` threads run; further calls wait, first come, first served. A thread is
-    made on demand and kept until `close`, which waits for all calls and accepts no more. A waiter
-    may be cancelled; its call goes on.
+    At most `threads_max` threads run, and more calls wait, first come, first served. Threads are
+    started on demand and kept until `close`, which waits for all calls and accepts no new ones. If
+    a waiter is cancelled, its call keeps running.
     """
 
     def __init__(self, threads_max: int) -> None:
         self._threads_max = threads_max
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[_Call | None]] = []
+        """Queues of the idle threads; None in a queue ends its thread."""
         self._threads: list[threading.Thread] = []
+        """All threads started so far."""
         self._waiting: deque[_Call] = deque()
+        """Calls that wait for a thread."""
         self._closed = False
+        """True once `close` was called."""
 
     async def run_blocking(self, function: Callable[[], R]) -> R:
         """Run `function` in one of the threads. Raises `ResourceClosed` after `close`."""
@@ -126,10 +136,12 @@ class ThreadedClock(SystemClock):
         return result
 
     async def run_blocking_within(self, within_ms: float, function: Callable[[], R]) -> R:
-        """Run `function` in one of the threads for at most `within_ms`. Raises `CallOverdue`,
-        `ResourceClosed`."""
+        """Run `function` in one of the threads and wait at most `within_ms` for it.
+
+        Raises `CallOverdue`, or `ResourceClosed` after `close`.
+        """
         call = self._submit(function)
-        # A timer, as a cancel scope costs five times as much.
+        # A timer, because a cancel scope costs five times as much.
         timer = call.loop.call_later(within_ms / 1000, call.give_up)
         try:
             result: R = await call.future
@@ -138,15 +150,15 @@ class ThreadedClock(SystemClock):
         return result
 
     def _submit(self, function: Callable[[], Any]) -> _Call:
-        """Hand a call to an idle thread, a new one, or the queue."""
+        """Give a call to an idle thread or a new one, or queue it."""
         call = _Call(function)
         with self._lock:
             if self._closed:
-                raise ResourceClosed("the threads for blocking calls have ended")
+                raise ResourceClosed("the clock is closed: it runs no more blocking calls")
             if self._idle:
                 self._idle.pop().put(call)
             elif len(self._threads) < self._threads_max:
-                # A daemon: a call that hangs must not keep the process alive.
+                # A daemon thread, because a call that hangs must not keep the process alive.
                 thread = threading.Thread(target=self._work, args=(call,), daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -159,9 +171,9 @@ class ThreadedClock(SystemClock):
         call: _Call | None = first
         while call is not None:
             call.run()
-            del call  # an idle thread must not keep the call's objects alive
+            del call  # do not keep the call's objects alive while idle
             with self._lock:
-                # Waiting calls before the end: `close` lets them run.
+                # Waiting calls first: `close` lets them run.
                 if self._waiting:
                     calls.put(self._waiting.popleft())
                 elif self._closed:
@@ -171,7 +183,7 @@ class ThreadedClock(SystemClock):
             call = calls.get()
 
     def close(self) -> None:
-        """Block until the calls under way, and those that wait for a thread, have ended."""
+        """Accept no more calls, and block until all running and waiting calls have finished."""
         with self._lock:
             self._closed = True
             for calls in self._idle:

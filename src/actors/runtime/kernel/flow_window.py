@@ -1,12 +1,13 @@
-"""A lane: an address with its own bound on messages under way.
+"""A flow window: an address with its own bound on unfinished messages.
 
-A mailbox bounds its waiting messages over all senders: one sender can fill it, and all others then
-wait behind that. A lane has at most `limit` messages under way, and a message is under way until
-its receiver says `done`: not when it was received, but when all work that it causes is over. So a
-flood on one lane delays a message on another by at most the work of `limit` messages.
+A mailbox bounds its waiting messages over all senders, so a single sender can fill it and delay all
+others. A flow window lets at most `limit` of its messages be unfinished. A message is finished when
+its receiver calls `done`: not when it was received, but when all work that it causes is complete.
+So a flood through one window delays a message of another window by at most the work of `limit`
+messages.
 
-Rules: first in, first out, like the mailbox itself; when the mailbox closes, waiting senders fail
-as those of the mailbox do. Asks and replies bypass lanes.
+Senders wait first in, first out, as with the mailbox itself. When the mailbox closes, they fail as
+the mailbox's own senders do. Asks and replies bypass the window.
 """
 
 from __future__ import annotations
@@ -23,25 +24,30 @@ M = TypeVar("M")
 
 
 class FlowWindow(ActorAddress[M]):
-    """An address whose messages are bounded until they are done."""
+    """An address that bounds the number of its messages that are not `done`."""
 
     __slots__ = ("_limit", "_under_way", "_waiting")
 
     def __init__(self, to: ActorAddress[M], limit: int) -> None:
         super().__init__(to._mailbox)
         self._limit = limit
+        """Most unfinished messages; unlimited once the mailbox has closed."""
         self._under_way = 0
+        """Number of messages that were sent, or are being sent, and are not `done`."""
         self._waiting: deque[Future[None]] = deque()
+        """Senders that wait for room, first come, first served."""
         to._mailbox.windows = (*to._mailbox.windows, self)
 
     @property
     def under_way(self) -> int:
-        """Return the number of messages that were sent and are not done."""
+        """Return the number of messages that were sent and are not `done`."""
         return self._under_way
 
     async def send(self, message: M) -> None:
-        """Send, waiting for room on the lane and in the mailbox. Raises `ResourceClosed` or
-        `ConnectionBroken`."""
+        """Send a message, waiting for room in the window and in the mailbox.
+
+        Raises `ResourceClosed` or `ConnectionBroken`.
+        """
         if self._under_way >= self._limit:
             await self._room()
         else:
@@ -49,42 +55,46 @@ class FlowWindow(ActorAddress[M]):
         try:
             await self._mailbox.send(message)
         except BaseException:
-            # Not sent (cancelled, or the mailbox closed): its room goes to the next in line.
+            # Not sent (cancelled, or the mailbox has closed): pass the room to the next sender.
             self.done()
             raise
 
     def send_nowait(self, message: M) -> None:
-        """Send if there is room on the lane and in the mailbox. Raises `WouldBlock`,
-        `ResourceClosed` or `ConnectionBroken`."""
+        """Send a message if there is room in the window and in the mailbox.
+
+        Raises `WouldBlock`, `ResourceClosed` or `ConnectionBroken`.
+        """
         if self._under_way >= self._limit:
-            raise WouldBlock(f"{self.path}: {self._under_way} messages of a lane are under way")
+            raise WouldBlock(
+                f"flow window of {self.path} is full: {self._under_way} messages are unfinished"
+            )
         self._mailbox.send_nowait(message)
         self._under_way += 1
 
     async def _room(self) -> None:
-        """Wait for room, which the caller then owns."""
+        """Wait for room, which then belongs to the caller."""
         waiter: Future[None] = get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
             await waiter
         except CancelledError:
-            # Cancelled right after room was granted: pass it on.
+            # Cancelled right after room was granted: pass the room on.
             if waiter.done() and not waiter.cancelled():
                 self.done()
             raise
 
     def done(self) -> None:
-        """Free the room of one message whose work is over."""
+        """Free the room of one message whose work is complete."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
-                waiter.set_result(None)  # inherits the room: `_under_way` stays as it is
+                waiter.set_result(None)  # inherits the room, so `_under_way` does not change
                 return
         self._under_way -= 1
 
     def closed(self) -> None:
-        """Release all waiting senders: the mailbox has closed."""
-        # Later senders must reach the mailbox, which raises `ResourceClosed`.
+        """Release all waiting senders, because the mailbox has closed."""
+        # Without a limit, senders reach the mailbox, which raises `ResourceClosed`.
         self._limit = sys.maxsize
         while self._waiting:
             self.done()

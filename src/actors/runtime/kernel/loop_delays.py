@@ -1,4 +1,4 @@
-"""Watches how long the event loop is held up: all sessions wait as long as its longest turn."""
+"""Measures delays of the event loop. A long turn of the loop delays every session."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 import anyio
 
 TICK_MS = 10
-"""Time between two looks."""
+"""Interval between two measurements."""
 
 
 async def watch_loop(tell: Callable[[float], None]) -> None:
-    """Tell again and again, until canceled, by how many seconds the loop was late."""
+    """Call `tell` again and again, until cancelled, with the delay of the loop in seconds."""
     while True:
         due = anyio.current_time() + TICK_MS / 1000
         await anyio.sleep_until(due)
-        # All that was ready had its turn before this: so late is everybody.
+        # Every task that was ready ran before this one, so this delay affects all of them.
         tell(anyio.current_time() - due)

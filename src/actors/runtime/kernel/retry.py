@@ -1,4 +1,4 @@
-"""Retries: the attempts of one operation, the pauses between them, and their story."""
+"""Retries: the failures of one operation and the pauses between its attempts."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import anyio
 
 
 class RetryDelay(Protocol):
-    """Gives the delay after so many failures: `Settings` does."""
+    """Determines the delay between attempts; `Settings` implements it."""
 
     def retry_delay_ms(self, failures: int) -> int:
-        """Return the delay before the next attempt, in ms, after `failures` (from 1) failures."""
+        """Return the delay in ms before the next attempt, after `failures` failures (from 1)."""
         ...
 
 
 def with_jitter(delay_ms: float, random: Random) -> float:
-    """Return a pause from the upper half of a delay, so that many do not retry at once."""
-    # Not from zero: a pause that is too short is a retry storm.
+    """Draw a pause from the upper half of a delay, so that many do not retry simultaneously."""
+    # Not from zero, because pauses that are too short cause a retry storm.
     return delay_ms * random.uniform(0.5, 1.0)
 
 
 class RetryLoop:
-    """Counts the failures of one operation, and pauses before each further attempt.
+    """Counts the failures of one operation and pauses before each new attempt.
 
-    Pauses grow as the settings say. With `random` each is drawn from its upper half. The loop ends
-    after `failures_max` failures (None: never), which the caller turns into its error.
+    `delay` determines the pauses. With `random`, jitter is added (`with_jitter`). After
+    `failures_max` failures (None: no limit) there are no more attempts, and the caller raises its
+    own error.
 
     >>> class Slow:
     ...     def retry_delay_ms(self, failures: int) -> int:
@@ -47,20 +48,22 @@ class RetryLoop:
         self._failures_max = failures_max
         self._random = random
         self.failures = 0
+        """Number of failures since the last `reset`."""
 
     def next_pause_ms(self) -> float | None:
-        """Count a failure; return the pause before the next attempt, or None after too many."""
+        """Count a failure. Return the pause before the next attempt in ms, None after too many."""
         self.failures += 1
-        # The caller raises its own error: it alone knows whether the operation may have happened.
+        # The caller raises the error, because only it knows whether the operation may have
+        # happened.
         if self._failures_max is not None and self.failures > self._failures_max:
             return None
         delay_ms = self._delay.retry_delay_ms(self.failures)
         return delay_ms if self._random is None else with_jitter(delay_ms, self._random)
 
     async def pause(self) -> bool:
-        """Count a failure and wait for the next attempt. Return False at once after too many."""
+        """Count a failure and wait for the next attempt. Return False after too many failures."""
         pause_ms = self.next_pause_ms()
-        # At once: the caller's error must not wait for an attempt that will not come.
+        # Without a pause, so that the caller's error is not delayed.
         if pause_ms is None:
             return False
         await anyio.sleep(pause_ms / 1000)

@@ -1,10 +1,12 @@
-"""Supervision: every actor is a task of one system, and every crash has a named consequence.
+"""Supervision: every actor is a task of one system, and its policy decides what a crash does.
 
-A `ActorSystem` owns the actors' tasks, the clock and the randomness. Stopping goes children first,
-in reverse order of their start; messages left over are counted. A crash does what the actor's
-`CrashPolicy` says: escalate, stop (watchers are notified), or restart with backoff and an intensity
-limit, beyond which it escalates. An escalation crashes the nearest ancestor that is restarted;
-without one the system halts with `ActorCrashed`. `actors.runtime.kernel.cell` is one actor's life.
+An `ActorSystem` owns the actors' tasks, the clock and the random numbers. It stops actors in
+reverse order of their start, children before parents, and counts the messages left over.
+
+The `CrashPolicy` of a crashed actor says whether to stop it (its watchers are notified), to restart
+it with backoff, or to escalate. Too many restarts escalate as well. An escalation crashes the
+nearest ancestor with a restart policy; if there is none, the system halts with `ActorCrashed`. The
+lifecycle of one actor is in `actors.runtime.kernel.cell`.
 """
 
 from __future__ import annotations
@@ -29,10 +31,15 @@ N = TypeVar("N")
 
 
 class ActorSystem:
-    """The root of a service's actors; an async context manager."""
+    """The root of a service's actors; an async context manager.
+
+    `mailbox` is the default bound of mailboxes. Leaving the context stops all actors and raises
+    `ActorCrashed` if a crash has escalated to the system.
+    """
 
     mailbox_type: type[BoundedMailbox[Any]] = BoundedMailbox
-    """Tests set one that copies messages, or that records which actor waits for which."""
+    """Class of all mailboxes. Tests set one that copies messages, or that records which actor waits
+    for which."""
 
     def __init__(
         self, *, clock: ActorClock | None = None, seed: int | None = None, mailbox: int = 1024
@@ -41,14 +48,21 @@ class ActorSystem:
         self.random = random.Random(seed)
         self.mailbox_messages_max = mailbox
         self.cells: dict[str, ActorCell[Any]] = {}
+        """All live actors by path."""
         self.failure: ActorCrashed | None = None
+        """The first crash that escalated to the system; None if none has."""
         self._failure_cause: BaseException | None = None
+        """The original error of that crash."""
         self.unhandled = 0
-        """Messages left in the mailboxes of ended actors."""
+        """Number of messages left in the mailboxes of actors that have ended."""
         self._entered = False
+        """True once the context was entered."""
         self._tasks: set[asyncio.Task[None]] = set()
+        """Tasks of the actors that have not ended."""
         self.failed = anyio.Event()
+        """Set when a crash has escalated to the system."""
         self._roots: list[ActorCell[Any]] = []
+        """The root actors in the order of their start; emptied by `stop`."""
 
     async def __aenter__(self) -> Self:
         self._entered = True
@@ -60,7 +74,7 @@ class ActorSystem:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Shielded: a cancelled service still stops its actors in order.
+        # Shielded, so that a cancelled service still stops its actors in order.
         with anyio.CancelScope(shield=True):
             await self.stop()
             if self._tasks:
@@ -87,7 +101,10 @@ class ActorSystem:
         mailbox: int | None,
         policy: CrashPolicy | None,
     ) -> ActorAddress[M]:
-        """Start an actor below `parent` (None: a root)."""
+        """Start an actor as a child of `parent`; None starts a root.
+
+        Raises `ValueError` if an actor with this path is alive.
+        """
         assert self._entered, "the system has not been entered"
         path = f"{parent.path if parent else ''}/{name}"
         if path in self.cells:
@@ -99,7 +116,7 @@ class ActorSystem:
             self._roots.append(cell)
         else:
             parent.children[path] = cell
-        # In a copy of the spawner's context, which `ActorCell.run` cleans.
+        # The task runs in a copy of the spawner's context; `ActorCell.run` resets its variables.
         cell.task = asyncio.get_running_loop().create_task(
             cell.run(), name=path, context=cell.context
         )
@@ -108,35 +125,35 @@ class ActorSystem:
         return cell.address
 
     def ended(self, cell: ActorCell[Any]) -> None:
-        """Remove an actor that has ended."""
+        """Remove an actor that has ended, and count its unhandled messages."""
         self.cells.pop(cell.path, None)
         self.unhandled += cell.mailbox.statistics().unhandled
 
     def watch(self, other: ActorAddress[Any], watcher: ActorAddress[N], message: N) -> None:
-        """Deliver `message` to `watcher` when `other` stops."""
+        """Deliver `message` to `watcher` when `other` stops, or now if it has stopped already."""
         cell = self.cells.get(other.path)
-        # It has stopped already; a new actor may have its path.
+        # It has stopped already. Another actor may have its path now.
         if cell is None or cell.address is not other:
             watcher.reply(message)
         else:
             cell.watchers = (*cell.watchers, (watcher, message))
 
     def fail(self, error: ActorCrashed, cause: BaseException) -> None:
-        """Record the first escalated crash, and set `failed` for the owner of the system."""
+        """Record a crash that escalated to the system, if it is the first, and set `failed`."""
         if self.failure is None:
             self.failure = error
             self._failure_cause = cause
         self.failed.set()
 
     async def stop(self) -> None:
-        """Stop all roots, last started first, and wait."""
+        """Stop all roots in reverse order of their start, and wait for each."""
         for cell in reversed(self._roots):
             cell.request_stop()
             await cell.stopped.wait()
         self._roots.clear()
 
     async def stop_root(self, address: ActorAddress[Any]) -> None:
-        """Stop one root, and wait."""
+        """Stop one root and wait until it has stopped."""
         for cell in list(self._roots):
             if cell.address is address:
                 cell.request_stop()
@@ -144,9 +161,9 @@ class ActorSystem:
                 self._roots.remove(cell)
 
     def abort(self) -> None:
-        """Cancel every actor at once: for a stop that would take too long."""
+        """Cancel all actors immediately, for when an orderly stop takes too long."""
         for cell in self.cells.values():
-            # First: a cancelled task waits for its effects.
+            # Effects first, because a cancelled task waits for its effects.
             cell.cancel_effects()
         for task in self._tasks:
             task.cancel()
@@ -161,5 +178,5 @@ class ActorSystem:
             yield from cell.measures()
 
     def describe(self) -> list[tuple[str, str]]:
-        """Return (path, own description) of every live actor."""
+        """Return the path of every live actor with the actor's own description."""
         return [(found.path, found.doing) for found in self.statistics()]

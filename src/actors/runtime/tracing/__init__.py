@@ -1,5 +1,5 @@
-"""Setup of traces, measures and log lines, imported only by a process that wants them.
+"""Export of traces, metrics and log lines. A process imports only the modules that it uses.
 
-`start` and `TracingSetup` are in `actors.runtime.tracing.setup`; names and contexts in
+`start` and `TracingSetup` are in `actors.runtime.tracing.setup`; names and contexts of spans are in
 `actors.runtime.telemetry`.
 """

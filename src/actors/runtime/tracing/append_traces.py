@@ -1,11 +1,12 @@
 """Carries trace contexts across durable shards, from appends to listeners.
 
-A part holds rows and nothing of a trace, and a listener reads parts. So the process that appends
-notes (shard, upper) → context here, and a listener in the same process looks it up by the interval
-that it received. Kept are the last `NOTES_MAX` of a shard, of the last `SHARDS_MAX` shards.
+Parts contain rows and no trace context, and listeners read parts. So the process that appends
+records (shard, upper) → context here, and a listener in the same process looks it up by the
+interval that it received. The index keeps the last `NOTES_MAX` appends of each of the last
+`SHARDS_MAX` shards.
 
-A listener in another process, or one that comes to the append after a restart or later than the
-bounds allow, finds no context: its step begins no trace and belongs to none.
+A listener finds no context if it runs in another process, or reads the append after a restart or
+after the index has dropped it. Its step then belongs to no trace.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from actors.runtime.progress import Frontier, ShardId, Time
 from actors.runtime.spans import LINKS_MAX
 
 NOTES_MAX: Final = 2 * LINKS_MAX
+"""Appends remembered for each shard."""
 SHARDS_MAX: Final = 1024
+"""Shards remembered."""
 
 
 class AppendTraceIndex:
@@ -25,25 +28,26 @@ class AppendTraceIndex:
 
     def __init__(self) -> None:
         self._by_shard: OrderedDict[ShardId, deque[tuple[Frontier, str]]] = OrderedDict()
+        """(upper, context) of the last appends to each shard; the latest shard is last."""
 
     def note(self, shard: ShardId, upper: Frontier, traceparent: str) -> None:
-        """Note a sampled append up to `upper`, before it is made; `forget` it when it fails."""
+        """Record a sampled append up to `upper`. Call it before the append, and `forget` if the
+        append fails."""
         notes = self._by_shard.setdefault(shard, deque(maxlen=NOTES_MAX))
-        # Before the append: a listener that hears of it must find the note.
+        # Before the append, because a listener that sees the append must find the note.
         notes.append((upper, traceparent))
         self._by_shard.move_to_end(shard)
         while len(self._by_shard) > SHARDS_MAX:
             self._by_shard.popitem(last=False)
 
     def forget(self, shard: ShardId, upper: Frontier, traceparent: str) -> None:
-        """Remove the note of an append that was not made."""
+        """Remove the record of an append that failed."""
         notes = self._by_shard.get(shard)
         if notes is not None and (upper, traceparent) in notes:
             notes.remove((upper, traceparent))
 
     def between(self, shard: ShardId, lower: Time, upper: Frontier) -> tuple[str, ...]:
-        """Return the contexts of appends whose upper lies in ``lower < upper' <= upper``, oldest
-        first."""
+        """Return the contexts of the appends with an upper in ``(lower, upper]``, oldest first."""
         if not self._by_shard:
             return ()
         notes = self._by_shard.get(shard, ())

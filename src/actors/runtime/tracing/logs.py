@@ -1,8 +1,8 @@
-"""Log lines of the service, by structlog: one line a record, with the trace that it belongs to.
+"""Formats log records with structlog: one line per record, with its trace.
 
-Records of the standard library's loggers and of structlog's go the same way: time (UTC), level,
-logger, text, then ``name=value`` for whatever is bound, ``trace_id`` and ``span_id`` among them
-when a sampled message is being handled; a traceback's lines are joined by ``|``.
+Records of the standard library's loggers and of structlog's look the same: time (UTC), level,
+logger, text, then ``name=value`` for every bound value. ``trace_id`` and ``span_id`` are among
+these while a sampled message is handled. The lines of a traceback are joined by ``|``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHOWN_FIRST: Final = ("timestamp", "level", "logger", "event", "exception", "st
 
 
 def add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Add ``trace_id`` and ``span_id`` of the message being handled."""
+    """Add the ``trace_id`` and ``span_id`` of the message being handled, if it is sampled."""
     traceparent = TRACEPARENT.get()
     if traceparent is not None:
         event["trace_id"], event["span_id"] = split_traceparent(traceparent)
@@ -51,8 +51,11 @@ def _one_object(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
 
 
 def formatter(log_format: LogFormat = "text") -> logging.Formatter:
-    """Return a formatter for handlers of the standard library, a line or a JSON object a record;
-    structlog's own loggers go there from now on."""
+    """Return a formatter for handlers of the standard library.
+
+    It writes a line of text or a JSON object per record. Also configures structlog's own loggers to
+    log through the standard library from now on.
+    """
     common: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

@@ -38,7 +38,7 @@ _Series: TypeAlias = dict[tuple[str, ...], Any]
 
 
 class MetricCollector(Collector):
-    """The values of all metrics; begun by `start`."""
+    """Collects the values of all metrics; created by `start`."""
 
     def __init__(self) -> None:
         self._look: Callable[[], Iterable[Measurement]] = tuple
@@ -105,7 +105,7 @@ def _family(metric: MetricDefinition, series: _Series) -> Metric:
 
 @contextmanager
 def start() -> Iterator[MetricCollector]:
-    """Measure while the block runs."""
+    """Collect metrics while the block runs."""
     metrics = MetricCollector()
     spans.measure_by(metrics)
     try:

@@ -1,4 +1,7 @@
-"""Traces in a file: one OTLP request as JSON a line, as the OpenTelemetry collector writes them."""
+"""Writes traces to a file: one OTLP request as JSON per line, as the OpenTelemetry collector does.
+
+Only `actors.runtime.tracing.setup` imports this module, because it needs OpenTelemetry's SDK.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +23,24 @@ _IDS: Final = ("traceId", "spanId", "parentSpanId")
 
 
 def _private(path: str, flags: int) -> int:
-    # Spans name statements and objects: they are not for other users of the machine.
+    # Spans name statements and objects, which other users of the machine must not see.
     return os.open(path, flags, 0o600)
 
 
 class FileExporter(SpanExporter):
-    """Appends traces to a file. Raises `BadSettings` when it cannot be opened."""
+    """Appends traces to a file. Raises `BadSettings` if the file cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         try:
             self._file = open(path, "ab", buffering=0, opener=_private)  # noqa: SIM115
         except OSError as error:
-            raise BadSettings(f"traces cannot be written to {path}: {error.strerror}") from None
+            raise BadSettings(f"cannot write traces to {path}: {error.strerror}") from None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append one line."""
+        """Append the spans as one line."""
         line = json.dumps(as_json(encode_spans(spans)), separators=(",", ":")) + "\n"
         try:
-            # Written whole: a process that is killed leaves at most its last line cut.
+            # A single write: a killed process leaves at most its last line incomplete.
             self._file.write(line.encode())
         except (OSError, ValueError):
             return SpanExportResult.FAILURE
@@ -48,13 +51,13 @@ class FileExporter(SpanExporter):
         self._file.close()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Return True: spans are not buffered here."""
+        """Return True, because this exporter buffers no spans."""
         return True
 
 
 def as_json(request: Any) -> Any:
-    """Return an OTLP message as OTLP's JSON."""
-    # OTLP's JSON wants hexadecimal ids and enumerations as numbers, unlike protobuf's own.
+    """Convert an OTLP protobuf message to OTLP's JSON form."""
+    # Unlike protobuf's own JSON, OTLP's has hexadecimal ids and enumerations as numbers.
     return _with_hex(MessageToDict(request, use_integers_for_enums=True))
 
 

@@ -1,4 +1,7 @@
-"""A sampler whose ratio can be changed while it is used."""
+"""A sampler whose ratio can be changed at run time.
+
+Only `actors.runtime.tracing.setup` imports this module, because it needs OpenTelemetry's SDK.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,16 @@ from opentelemetry.util.types import Attributes
 
 
 class RatioSampler(Sampler):
-    """Samples a share of traces, by their ids: every process with the same ratio takes the same
-    ones."""
+    """Samples a fraction of the traces by their ids, so all processes with the same ratio sample
+    the same traces."""
 
     def __init__(self, rate: float) -> None:
         self._now = TraceIdRatioBased(rate)
+        """Sampler with the current ratio; setting `rate` replaces it."""
 
     @property
     def rate(self) -> float:
-        """Return the share, from 0 to 1."""
+        """Return the ratio, from 0 to 1."""
         return self._now.rate
 
     @rate.setter
@@ -41,17 +45,19 @@ class RatioSampler(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        """Sample by the ratio of this moment."""
+        """Decide by the current ratio."""
         return self._now.should_sample(
             parent_context, trace_id, name, kind, attributes, links, trace_state
         )
 
     def get_description(self) -> str:
-        """Return a description for people."""
+        """Describe the sampler for display."""
         return self._now.get_description()
 
 
 def sampler_of(ratio: RatioSampler, *, parent_based: bool) -> Sampler:
-    """Return a sampler: the ratio for traces that begin here; otherwise, if wanted, the decision of
-    the parent."""
+    """Return a sampler that applies the ratio to traces that start here.
+
+    With `parent_based`, a trace that started elsewhere keeps the decision of its parent.
+    """
     return ParentBased(root=ratio) if parent_based else ratio

@@ -1,12 +1,12 @@
 """Starts the tracing of a process: sampler, exporters, resource.
 
-`read_options` reads the options and OpenTelemetry's standard environment variables without
-importing an SDK; `start` imports it and puts it in place. Spans go to a bounded queue and from
-there, on a thread of their own, to an OTLP receiver (HTTP with protobuf), to a file of OTLP JSON
-lines, or to both; spans that do not fit the queue are dropped, never waited for.
+`read_options` reads flags and OpenTelemetry's standard environment variables without importing the
+SDK; `start` imports and configures it. Spans go into a bounded queue. A separate thread exports
+them to an OTLP receiver (HTTP with protobuf), to a file of OTLP JSON lines, or to both. If the
+queue is full, spans are dropped, so tracing never delays the service.
 
 Variables: OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT (either turns tracing
-on), the exporter's other ones (headers, certificate, compression, timeout), OTEL_TRACES_EXPORTER
+on), the exporter's others (headers, certificate, compression, timeout), OTEL_TRACES_EXPORTER
 (``otlp`` or ``none``), OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG, OTEL_SERVICE_NAME,
 OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_*, OTEL_SDK_DISABLED.
 """
@@ -29,29 +29,36 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 SERVICE_NAME: Final = "penstock"
+"""Default name of a process in traces."""
 ENGINE_NAME: Final = "penstock-engine"
+"""Name of the engine's process in traces."""
 TRACES_PATH: Final = "/v1/traces"
+"""Path of the receiver, below its base URL."""
 FLUSH_MS_MAX: Final = 5_000
+"""Timeout for exporting the remaining spans."""
 ENGINES_MAX: Final = 8
-"""Bound of the engine processes whose tracers are kept."""
+"""Number of engine processes whose tracers are kept."""
 
 
 class TraceOptions(msgspec.Struct, frozen=True):
-    """The options of a process's tracing."""
+    """The tracing options of a process."""
 
     endpoint: str | None = None
-    """Base URL of the receiver; None: the exporter's own variables say it."""
+    """Base URL of the receiver; None leaves it to the exporter's own variables."""
     send: bool = False
+    """True if traces are sent to a receiver."""
     file: Path | None = None
+    """File to which traces are appended; None for none."""
     ratio: float = 1.0
-    """Share of new traces that are sampled."""
+    """Fraction of new traces that are sampled."""
     parent_based: bool = True
-    """True if a trace that began elsewhere keeps its beginner's decision."""
+    """True if a trace that started elsewhere keeps the sampling decision made there."""
     service: str = SERVICE_NAME
+    """Name of this process in traces."""
 
     @property
     def wanted(self) -> bool:
-        """Return whether anything is to be exported."""
+        """Return whether traces are exported at all."""
         return self.send or self.file is not None
 
 
@@ -62,7 +69,10 @@ def read_options(
     service: str = SERVICE_NAME,
     environment: Mapping[str, str] | None = None,
 ) -> TraceOptions:
-    """Return the options from flags and the environment; flags win. Raises `BadSettings`."""
+    """Return the options given by flags and the environment. Flags take precedence.
+
+    Raises `BadSettings` for values that are not supported.
+    """
     given = os.environ if environment is None else environment
 
     def variable(name: str) -> str:
@@ -81,10 +91,10 @@ def read_options(
     send = bool(otlp) or (not off and bool(named or exporter))
     if send and protocol not in ("", "http/protobuf"):
         raise BadSettings(
-            f"OTLP by {protocol} is not spoken here: use http/protobuf, on port 4318 of Jaeger"
+            f"OTLP over {protocol} is not supported: use http/protobuf (port 4318 of Jaeger)"
         )
     if otlp and not otlp.startswith(("http://", "https://")):
-        raise BadSettings(f"--otlp {otlp}: give a URL, e.g. http://127.0.0.1:4318")
+        raise BadSettings(f"--otlp {otlp}: expected a URL such as http://127.0.0.1:4318")
     parent_based, ratio = _sampler(
         variable("OTEL_TRACES_SAMPLER"), variable("OTEL_TRACES_SAMPLER_ARG")
     )
@@ -99,7 +109,10 @@ def read_options(
 
 
 def _sampler(name: str, argument: str) -> tuple[bool, float]:
-    """Return (parent based, ratio) for OpenTelemetry's name of a sampler. Raises `BadSettings`."""
+    """Return (parent based, ratio) for the name of an OpenTelemetry sampler.
+
+    Raises `BadSettings` for an unknown name or an invalid ratio.
+    """
     plain = name.removeprefix("parentbased_")
     # OpenTelemetry's default is parentbased_always_on.
     parent_based = name.startswith("parentbased_") or not name
@@ -116,19 +129,19 @@ def _sampler(name: str, argument: str) -> tuple[bool, float]:
                 raise BadSettings(text) from None
     raise BadSettings(
         f"OTEL_TRACES_SAMPLER={name}: must be always_on, always_off or traceidratio, or one of "
-        "these with parentbased_ in front"
+        "these with the prefix parentbased_"
     )
 
 
 def checked_ratio(ratio: float) -> float:
-    """Return the ratio. Raises `InvalidUsage` unless it is from 0 to 1."""
+    """Return the ratio. Raises `InvalidUsage` if it is not between 0 and 1."""
     if not 0 <= ratio <= 1:
-        raise InvalidUsage(f"a sampling ratio of {ratio}: must be from 0 to 1")
+        raise InvalidUsage(f"invalid sampling ratio {ratio}: must be from 0 to 1")
     return ratio
 
 
 class TracingSetup:
-    """The tracing of this process, while it runs; made by `start`."""
+    """The running tracing of this process, created by `start`."""
 
     def __init__(self, options: TraceOptions) -> None:
         from actors.runtime.tracing.sampling import RatioSampler, sampler_of
@@ -140,24 +153,25 @@ class TracingSetup:
         self._provider = self._provide(options.service, os.getpid(), sampler)
         self.tracer: Tracer = self._provider.get_tracer(SERVICE_NAME)
         self._engines: dict[int, tuple[TracerProvider, Tracer]] = {}
+        """Tracers of the last engine processes, by pid."""
 
     @property
     def ratio(self) -> float:
-        """Return the share of new traces that are sampled."""
+        """Return the fraction of new traces that are sampled."""
         return self._ratio.rate
 
     @ratio.setter
     def ratio(self, ratio: float) -> None:
-        """Set the share for traces to come. Raises `InvalidUsage`."""
+        """Set the fraction for future traces. Raises `InvalidUsage`."""
         self._ratio.rate = checked_ratio(ratio)
 
     @property
     def can_start_traces(self) -> bool:
-        """Return whether a trace may begin here at all."""
+        """Return whether a new trace could be sampled."""
         return self._ratio.rate > 0
 
     def engine(self, pid: int) -> Tracer:
-        """Return the tracer for spans that an engine's process has handed over."""
+        """Return the tracer for spans that the engine process `pid` has reported."""
         found = self._engines.get(pid)
         if found is None:
             while len(self._engines) >= ENGINES_MAX:
@@ -167,7 +181,7 @@ class TracingSetup:
             name = ENGINE_NAME
             if self.options.service != SERVICE_NAME:
                 name = f"{self.options.service}-engine"
-            # Only sampled jobs are traced in the engine: the decision is taken.
+            # The engine traces only sampled jobs, so the decision was made before.
             provider = self._provide(name, pid, ALWAYS_ON)
             found = self._engines[pid] = provider, provider.get_tracer(SERVICE_NAME)
         return found[1]
@@ -186,11 +200,11 @@ class TracingSetup:
         return made
 
     def flush(self) -> bool:
-        """Wait until ended spans are exported; return False when that takes too long. Blocking."""
+        """Block until ended spans are exported. Return False after `FLUSH_MS_MAX`."""
         return self._provider.force_flush(FLUSH_MS_MAX)
 
     def close(self) -> None:
-        """Export what is left and end. Blocking, for some seconds at most."""
+        """Export the remaining spans and stop. May block for some seconds."""
         self.flush()
         self._provider.shutdown()
 
@@ -215,28 +229,29 @@ def _processors(options: TraceOptions) -> list[Any]:
 
 @contextmanager
 def start(options: TraceOptions | None = None) -> Iterator[TracingSetup | None]:
-    """Trace while the block runs, as `options` (default: the environment) want it; then export what
-    is left, which may block for some seconds. Yields None when nothing is to be exported.
+    """Trace while the block runs, with `options` (default: from the environment).
 
-    Raises `BadSettings`, and `InvalidUsage` when this process traces already.
+    At the end the remaining spans are exported, which may block for some seconds. Yields None if
+    the options turn tracing off. Raises `BadSettings`, and `InvalidUsage` if tracing is already
+    enabled in this process.
     """
     options = read_options() if options is None else options
     if not options.wanted:
         yield None
         return
     if spans.current_export() is not None:
-        raise InvalidUsage("this process traces already: start it once")
+        raise InvalidUsage("tracing is already enabled in this process")
     tracing = TracingSetup(options)
     spans.export_by(tracing)
     try:
         yield tracing
     finally:
-        # First, so that no span begins while the rest is exported.
+        # First, so that no span starts while the rest is exported.
         spans.export_by(None)
         tracing.close()
 
 
 def current_tracing() -> TracingSetup | None:
-    """Return the tracing of this process, if it was started here."""
+    """Return the tracing that `start` has enabled in this process; None if there is none."""
     found = spans.current_export()
     return found if isinstance(found, TracingSetup) else None

@@ -1,7 +1,7 @@
-"""Recorded traces as trees, for a terminal.
+"""Draws recorded traces as trees, for a terminal.
 
-`load_traces` reads OTLP's JSON lines; `trees` builds the trees, pure; `draw` makes the lines. A
-span whose parent is not in the file is drawn at the top of its trace, with a remark.
+`load_traces` reads OTLP JSON lines, `trees` builds the trees (pure), and `draw` makes the lines to
+print. A span whose parent is not in the file is drawn at the top of its trace, with a note.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import msgspec
 from actors.runtime.errors import InvalidUsage
 
 KINDS: Final = ("", "internal", "server", "client", "producer", "consumer")
+"""Names of the kinds of spans, by OTLP's number."""
 HIDDEN: Final = ("messaging.",)
-"""Attributes that the span's name and kind say already."""
+"""Prefixes of attributes that are not shown, because the span's name and kind imply them."""
 STATUS_ERROR: Final = 2
+"""OTLP's status code of a failed span."""
 
 
 class RecordedSpan(msgspec.Struct, frozen=True):
-    """A span of a file. Times in ns since the epoch."""
+    """A span from a file. Times are in nanoseconds since the epoch."""
 
     trace_id: str
     span_id: str
@@ -35,26 +37,29 @@ class RecordedSpan(msgspec.Struct, frozen=True):
     process: str
     attributes: dict[str, Any]
     links: tuple[tuple[str, str], ...] = ()
-    """(trace id, span id)."""
+    """(trace id, span id) of each link."""
     error: str | None = None
+    """Reason of the failure; None if the span did not fail."""
 
 
 class SpanNode(msgspec.Struct):
-    """A span and what is below it, in the order of their starts."""
+    """A span and its children, in the order of their starts."""
 
     span: RecordedSpan
     children: list[SpanNode] = []
     orphan: bool = False
-    """True if it has a parent that was not recorded."""
+    """True if the span has a parent that was not recorded."""
 
 
 def load_traces(path: Path) -> list[RecordedSpan]:
-    """Return all spans of a file. Raises `InvalidUsage` for a line that is no OTLP, except a last
-    one that was cut short."""
+    """Return all spans of a file. An incomplete last line is ignored.
+
+    Raises `InvalidUsage` if the file cannot be read or a line is not OTLP.
+    """
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
-        raise InvalidUsage(f"traces cannot be read from {path}: {error.strerror}") from None
+        raise InvalidUsage(f"cannot read traces from {path}: {error.strerror}") from None
     found: list[RecordedSpan] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -62,15 +67,15 @@ def load_traces(path: Path) -> list[RecordedSpan]:
         try:
             found += spans_of(json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # A process that was killed may leave its last line cut.
+            # A process that was killed may leave its last line incomplete.
             if number == len(lines) and not line.endswith(b"\n"):
                 break
-            raise InvalidUsage(f"{path}, line {number}: no OTLP traces: {error}") from None
+            raise InvalidUsage(f"{path}, line {number}: not an OTLP trace: {error}") from None
     return found
 
 
 def spans_of(request: Any) -> list[RecordedSpan]:
-    """Return the spans of one OTLP request in its JSON form."""
+    """Return the spans of one OTLP request in JSON form."""
     found = []
     for group in request["resourceSpans"]:
         resource = _attributes(group.get("resource", {}).get("attributes", ()))
@@ -103,13 +108,14 @@ def _attributes(given: Any) -> dict[str, Any]:
     found = {}
     for pair in given:
         ((kind, value),) = pair["value"].items() or (("", ""),)
-        # OTLP as JSON writes 64-bit integers as text.
+        # OTLP's JSON form writes 64-bit integers as strings.
         found[pair["key"]] = int(value) if kind == "intValue" else value
     return found
 
 
 def trees(spans: Sequence[RecordedSpan]) -> dict[str, list[SpanNode]]:
-    """Return the top nodes of each trace, in the order of their starts."""
+    """Build the trees of all traces: map each trace id to its top nodes, in order of their
+    starts."""
     nodes = {(span.trace_id, span.span_id): SpanNode(span) for span in spans}
     tops: dict[str, list[SpanNode]] = {}
     # Sorted, so that children are appended in the order of their starts.
@@ -118,7 +124,7 @@ def trees(spans: Sequence[RecordedSpan]) -> dict[str, list[SpanNode]]:
         above = nodes.get((span.trace_id, span.parent_id)) if span.parent_id else None
         top = tops.setdefault(span.trace_id, [])
         if above is None:
-            # A parent that was not recorded here is in another process's file, or was sampled out.
+            # The parent is in another process's file, or was not sampled.
             node.orphan = bool(span.parent_id)
             top.append(node)
         else:
@@ -129,15 +135,18 @@ def trees(spans: Sequence[RecordedSpan]) -> dict[str, list[SpanNode]]:
 def draw(
     spans: Sequence[RecordedSpan], *, trace_id: str = "", search: str = "", last: int = 5
 ) -> Iterator[str]:
-    """Yield the lines of the `last` traces whose id begins with `trace_id` and that have a span
-    with the attribute `search` (NAME=VALUE). Raises `InvalidUsage` when there is none."""
+    """Yield the lines that draw the `last` matching traces.
+
+    A trace matches if its id starts with `trace_id` and one of its spans has the attribute `search`
+    (NAME=VALUE; "" matches all). Raises `InvalidUsage` if none matches.
+    """
     wanted = [
         (found, tops)
         for found, tops in trees(spans).items()
         if found.startswith(trace_id.lower()) and _has(spans, found, search)
     ]
     if not wanted:
-        raise InvalidUsage("there is no such trace in the file")
+        raise InvalidUsage("no matching trace in the file")
     names = {(span.trace_id, span.span_id): span.name for span in spans}
     for number, (found, tops) in enumerate(wanted[-last:]):
         if number:
@@ -150,7 +159,7 @@ def _has(spans: Sequence[RecordedSpan], trace_id: str, search: str) -> bool:
         return True
     name, sign, value = search.partition("=")
     if not sign:
-        raise InvalidUsage(f"--search {search}: write it as NAME=VALUE")
+        raise InvalidUsage(f"--search {search}: expected NAME=VALUE")
     return any(
         span.trace_id == trace_id and str(span.attributes.get(name)) == value for span in spans
     )
@@ -183,7 +192,7 @@ def _draw_node(
     kind = KINDS[span.kind] if span.kind < len(KINDS) else ""
     words = [f"{head:<60} {timing:>22}  {span.process} {kind}".rstrip()]
     if node.orphan:
-        words.append("(its parent was not recorded)")
+        words.append("(parent not recorded)")
     if span.error is not None:
         words.append(f"ERROR {span.error}")
     words += [

@@ -1,1 +1,1 @@
-"""Message connections over TCP, Unix sockets and TLS, with proof of who speaks."""
+"""Message connections over TCP, Unix sockets and TLS, with authentication of peers."""

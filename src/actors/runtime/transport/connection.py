@@ -1,9 +1,10 @@
-"""Framed message connections over TCP, Unix sockets and TLS: dialling and listening.
+"""Framed message connections over TCP, Unix sockets and TLS, for both sides.
 
-A connection begins with TLS, if `TransportSecurity` has a certificate, and the handshake of
-`actors.runtime.transport.handshake`; then both sides exchange the frames of `actors.runtime.frames`
-over a `ByteStream`, which also writes keepalives and watches progress both ways. One task receives,
-any number may send. It knows no message types and does not reconnect.
+A connection starts with TLS, if `TransportSecurity` has a certificate, and with the handshake of
+`actors.runtime.transport.handshake`. Then both sides exchange the frames of
+`actors.runtime.frames` over a `ByteStream`, which also writes keepalives and watches progress in
+both directions. One task receives; any number may send. A connection knows no message types and
+does not reconnect.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ R = TypeVar("R")
 log = logging.getLogger("penstock.transport")
 
 READ_TURNS: Final = 2
-"""Turns of the loop: one to poll the socket, one to read it."""
+"""Turns of the event loop for reading a socket: one to poll it, one to read it."""
 
 
 class FramedConnection(Generic[S, R]):
@@ -62,27 +63,35 @@ class FramedConnection(Generic[S, R]):
         settings: Settings,
         prove: Callable[[], None] | None = None,
     ) -> None:
-        """Take the stream. `prove` is called with the first message that is received, before it is
-        returned, and may refuse it by a `PenstockError`."""
+        """Take over a stream after its handshake.
+
+        `prove` is called when the first message was received, before `receive` returns it. It may
+        refuse the connection by raising a `PenstockError`.
+        """
         self._stream = stream
         self._prove = prove
+        """Called with the first message; None afterwards."""
         self._send_codec = send_codec
         self._receive_codec = receive_codec
         self._close_s = settings.connect_timeout_ms / 1000
         self._error: PenstockError | None = None
+        """The error that ended receiving; None until then."""
         self._closed = False
+        """True once this side has closed the connection."""
         self._lock = anyio.Lock(fast_acquire=True)
+        """Held while a frame is written."""
         self.peer = stream.peer
+        """Name of the peer, for logs and errors."""
         stream.watch()
 
     # -- sending --
 
     async def send(self, message: S | TracedMessage[S]) -> None:
-        """Send one message, waiting while the peer is slow. A context is sent as its header.
+        """Send one message, waiting while the peer is slow. A trace context becomes its header.
 
-        Raises `LocalProtocolError` if it does not fit a frame (nothing is sent and the
-        connection goes on), `ResourceClosed` after `aclose`, `ConnectionBroken` if the peer is gone
-        or has read nothing for ``idle_timeout_ms``.
+        Raises `LocalProtocolError` if it does not fit into a frame (nothing is sent and the
+        connection remains usable), `ResourceClosed` after `aclose`, and `ConnectionBroken` if the
+        peer is gone or has read nothing for ``write_timeout_ms``.
         """
         frame = self._send_codec.encode(message)
         async with self._lock:
@@ -91,11 +100,10 @@ class FramedConnection(Generic[S, R]):
             await self._stream.write_frame(frame)
 
     def try_send(self, messages: Sequence[S | TracedMessage[S]]) -> int:
-        """Send as many of the first messages as fit a slice, in one write without waiting, if the
-        peer is not slow and no other task is sending; return their number. 0: use `send`, which
-        waits.
+        """Send the first messages in one write, without waiting; return how many were sent.
 
-        Raises as `send`, for the first message.
+        Sends as many as fit into a slice. Returns 0 if the peer is slow or another task is sending:
+        then use `send`, which waits. Raises the errors of `send`, for the first message only.
         """
         if self._closed:
             raise self._closed_here()
@@ -109,7 +117,7 @@ class FramedConnection(Generic[S, R]):
                 data += self._send_codec.encode(message)
             except PenstockError:
                 if taken:
-                    break  # send those before it; the next call raises, for its first message
+                    break  # send those before it; the next call raises the error
                 raise
             taken += 1
             if len(data) >= SLICE_BYTES:
@@ -121,17 +129,17 @@ class FramedConnection(Generic[S, R]):
     # -- receiving --
 
     async def receive(self) -> Any:
-        """Return the next message, in a `TracedMessage` if it has a context. Cancellation loses
-        nothing: bytes stay in this object's buffer.
+        """Return the next message, in a `TracedMessage` if it has a trace context.
 
-        Raises `ConnectionBroken` at the end of the stream or after an idle timeout,
-        `FrameTooLarge`, `MalformedFrame`, `UnknownCommand`, and `ResourceClosed` after `aclose`;
-        from then on always.
+        Cancellation loses nothing, because received bytes stay in the buffer. Raises
+        `ConnectionBroken` at the end of the stream or after a timeout, `FrameTooLarge`,
+        `MalformedFrame`, `UnknownCommand`, and `ResourceClosed` after `aclose`. Once it has raised,
+        every further call raises the same error.
         """
         stream = self._stream
         while True:
-            # Final, but for this direction alone: the peer can still be told the reason until
-            # `aclose`.
+            # The error ends this direction only: until `aclose` this side can still send the peer
+            # the reason.
             if self._error is not None:
                 raise self._error
             if self._closed:
@@ -146,8 +154,10 @@ class FramedConnection(Generic[S, R]):
                 raise self._error from None
 
     def receive_nowait(self, count_max: int) -> list[Any]:
-        """Return the messages that have arrived after `receive`'s last one, without waiting. The
-        next `receive` raises an error that follows them."""
+        """Return messages that have arrived already, at most `count_max`, without waiting.
+
+        If an error follows them, the next `receive` raises it.
+        """
         found: list[Any] = []
         stream = self._stream
         while len(found) < count_max and self._error is None and not self._closed:
@@ -161,13 +171,13 @@ class FramedConnection(Generic[S, R]):
         return found
 
     def _taken(self, body: memoryview) -> Any:
-        """Return the message in a frame that was taken."""
+        """Decode the body of a frame. The first one proves the connection."""
         self._stream.frame_taken()
         message = self._receive_codec.decode(body)
         if self._prove is not None:
             prove, self._prove = self._prove, None
             prove()
-            # Only now: `body` may be a view of the buffer.
+            # Only now, because `body` may be a view of the buffer.
             self._stream.frames.widen()
         return message
 
@@ -177,21 +187,23 @@ class FramedConnection(Generic[S, R]):
     # -- closing --
 
     def abort(self) -> None:
-        """Close at once; unsent bytes are lost."""
+        """Close immediately. Unsent bytes are lost."""
         self._closed = True
         self._stream.abort()
 
     async def aclose(self) -> None:
-        """Send the waiting bytes (for at most ``connect_timeout_ms``) and close; at once if the
-        caller is being cancelled. Idempotent."""
+        """Send the waiting bytes, for at most ``connect_timeout_ms``, and close. Idempotent.
+
+        Closes immediately if the caller is cancelled.
+        """
         if self._closed and self._stream.is_over:
             return
         self._closed = True
         try:
             with anyio.move_on_after(self._close_s):
-                async with self._lock:  # a frame that has been begun is finished
+                async with self._lock:  # let a task finish the frame that it is writing
                     pass
-                # Read the socket first: closing over unread bytes would reset the connection,
+                # Read the socket first: closing it with unread bytes would reset the connection,
                 # and the peer might lose the last bytes sent to it.
                 for _ in range(READ_TURNS):
                     await anyio.lowlevel.checkpoint()
@@ -211,12 +223,12 @@ async def dial(
     security: TransportSecurity | None = None,
     frame_bytes_max: int | None = None,
 ) -> FramedConnection[Any, Any]:
-    """Connect and authenticate both sides within ``connect_timeout_ms``.
+    """Connect to an address and authenticate both sides, within ``connect_timeout_ms``.
 
-    `send_type` and `receive_type` are message types or unions of them; `identity` is the expected
-    name of the service (empty: any). Raises `ConnectionBroken` if there is no answer,
-    `AuthenticationFailed` if either side does not trust the other, and the handshake's
-    `ResourceBusy`, `MalformedFrame`, `IncompatibleVersion`, `WrongService`.
+    `send_type` and `receive_type` are message types or unions of them. `identity` is the expected
+    name of the service; "" accepts any. Raises `ConnectionBroken` if nobody answers,
+    `AuthenticationFailed` if one side does not trust the other, and the handshake's
+    `ResourceBusy`, `MalformedFrame`, `IncompatibleVersion` and `WrongService`.
     """
     address = NetworkAddress.parse(address) if isinstance(address, str) else address
     limit = frame_bytes_max or settings.frame_bytes_max
@@ -228,9 +240,9 @@ async def dial(
             await sockets.connect(lambda: stream, address, security)
             made = True
             await exchange(stream, HandshakeOpening(magic, version, identity))
-            # Ordered after `exchange`: the token is sent only to the expected service.
+            # After `exchange`, so that the token is sent only to the expected service.
             await send_token(stream, security.token if security is not None else b"")
-    # On cancellation, too: the socket must not leak.
+    # On cancellation as well, because the socket must not leak.
     except BaseException as error:
         if made:
             stream.abort()
@@ -242,17 +254,17 @@ async def dial(
 
 
 def _named(error: Exception, what: str, settings: Settings, in_tls: bool) -> PenstockError:
-    """Return the reason for which a connection could not be made, as an error of ours."""
+    """Return a `PenstockError` that explains why `what` failed."""
     if isinstance(error, PenstockError) and type(error) is not ConnectionBroken:
         return error
     text = str(error)
     if isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in text:
         return AuthenticationFailed(f"{what}: {text}; {_ADVICE}")
     if in_tls and isinstance(error, ConnectionBroken):
-        # With TLS 1.3 the listener checks our certificate after this side's handshake has ended;
-        # some event loops then report a lost connection without the alert.
+        # With TLS 1.3 the listener checks this side's certificate after this side has completed its
+        # handshake. Some event loops then report a lost connection without the TLS alert.
         return ConnectionBroken(
-            f"{what}: {text}; perhaps it does not accept our certificate: {_ADVICE}"
+            f"{what}: {text}; the listener may have rejected the certificate: {_ADVICE}"
         )
     if isinstance(error, TimeoutError):
         text = text or f"no answer in {settings.connect_timeout_ms} ms"
@@ -265,7 +277,7 @@ _ADVICE: Final = (
 
 
 class TransportListener:
-    """Accepts connections and runs a handler for each; a bad peer does not affect others."""
+    """Accepts connections and runs a handler for each. A bad peer does not affect the others."""
 
     def __init__(
         self,
@@ -286,13 +298,18 @@ class TransportListener:
         self._security = security
         self._tls = security.context(server=True) if security and security.has_tls else None
         self._bound: sockets.BoundSockets | None = None
+        """The listening sockets, from `bind` on."""
         self._group: anyio.abc.TaskGroup | None = None
+        """Tasks of the connections, while `serve` runs."""
         self._handler: Callable[[FramedConnection[Any, Any]], Awaitable[None]] | None = None
+        """The handler given to `serve`."""
         self._ended = anyio.Event()
+        """Set by `aclose`."""
         self._gate = ConnectionGate(
             settings.unproven_connections_max, settings.connections_max, "connections_max"
         )
         self.address = NetworkAddress()
+        """The bound address, with the port that was chosen."""
 
     @classmethod
     async def bind(
@@ -309,15 +326,15 @@ class TransportListener:
         frame_bytes_max: int | None = None,
         first_bytes_max: int | None = None,
     ) -> TransportListener:
-        """Return a listener on that address (port 0: a free one, see `address`).
+        """Return a listener bound to an address; port 0 picks a free port (see `address`).
 
         Connections wait until `serve`. `identity` is the service's name. The first frame of a
-        connection has at most `first_bytes_max` bytes (default: `unproven_bytes_max`). Raises
-        `AddressInUse`, and `BadSettings` for certificates that do not fit.
+        connection may have `first_bytes_max` bytes (default: `unproven_bytes_max`). Raises
+        `AddressInUse`, and `BadSettings` for invalid certificates.
         """
         address = NetworkAddress.parse(address) if isinstance(address, str) else address
         opening = HandshakeOpening(magic, version, identity)
-        # Fails here for an identity that is too long, not at each connection.
+        # Encoded once here, so that a too long identity fails now and not at each connection.
         opening.encode()
         self = cls(
             send_type, receive_type, settings, opening, security, frame_bytes_max, first_bytes_max
@@ -328,7 +345,7 @@ class TransportListener:
 
     @property
     def connections(self) -> int:
-        """Return the number of open connections, with those still in their handshake."""
+        """Return the number of open connections, including those still in their handshake."""
         return self._gate.connections
 
     @property
@@ -337,10 +354,10 @@ class TransportListener:
         return self.address.port
 
     async def serve(self, handler: Callable[[FramedConnection[Any, Any]], Awaitable[None]]) -> None:
-        """Run `handler` for every connection until `aclose`; then end them all.
+        """Run `handler` for every connection until `aclose`, then end all connections.
 
-        A connection is closed when its handler returns. A `PenstockError` of a handler ends that
-        connection alone; any other exception is a bug and is raised here.
+        A connection is closed when its handler returns. A `PenstockError` from a handler ends only
+        its connection; any other exception is a bug and is raised here.
         """
         assert self._bound is not None
         self._handler = handler
@@ -383,8 +400,8 @@ class TransportListener:
                 await check_token(
                     stream, self._security.knows if needed and self._security else None
                 )
-            # Proved by its first message, which every client sends at once: the token comes first
-            # where there are tokens, and where there are none the message is all there is.
+            # Every client sends its first message right away, and with it the connection is proved.
+            # If there are tokens, they were checked before; if not, the message is all there is.
             connection = FramedConnection(
                 stream, self._send_codec, self._receive_codec, settings, accepted.prove
             )
@@ -392,11 +409,11 @@ class TransportListener:
             assert self._handler is not None
             await self._handler(connection)
         except TimeoutError:
-            log.info("%s did not introduce itself in time (connect_timeout_ms)", stream.peer)
+            log.info("%s did not complete its handshake in time (connect_timeout_ms)", stream.peer)
         except (OSError, PenstockError) as error:
             log.info("connection of %s ended: %s: %s", stream.peer, type(error).__name__, error)
         finally:
-            # Shielded: a cancelled listener must still close its sockets.
+            # Shielded, because a cancelled listener must still close its sockets.
             with anyio.CancelScope(shield=True), contextlib.suppress(OSError):
                 if accepted.dropped:
                     if made:
@@ -407,9 +424,9 @@ class TransportListener:
                     await stream.aclose(settings.connect_timeout_ms / 1000)
 
     async def _say_busy(self, stream: ByteStream) -> None:
-        """Tell the peer that the listener is full."""
+        """Tell the peer that the listener accepts no more connections."""
         log.warning("refused a connection: %s", self._gate.busy)
         with contextlib.suppress(PenstockError):
-            # Read its opening, too: closing over unread bytes would reset the connection before it
-            # reads this.
+            # Read the peer's opening as well: closing with unread bytes would reset the connection
+            # before the peer has read this one.
             await exchange(stream, HandshakeOpening(BUSY_MAGIC, self._opening.version))

@@ -1,9 +1,9 @@
-"""Accepting connections, for all listeners: which are let in, and which are dropped.
+"""Accepts the connections of all listeners and limits their number.
 
-`ConnectionGate.accept` accepts connections of a listening socket and runs each as a task. Every
-connection starts as unproven, TLS handshake included, under the rule of `unproven_connections`.
-When its peer has proved itself, the listener calls `AcceptedConnection.prove`, and from then on it
-counts among the proven connections, which have a limit of their own.
+`ConnectionGate.accept` accepts the connections of a listening socket and runs each as a task. A
+connection starts as unproven, before its TLS handshake, under the rule of `unproven_connections`.
+When its peer has proved itself, the listener calls `AcceptedConnection.prove`. From then on it
+counts as a proven connection; these have a limit of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actors.runtime.transport.unproven_connections import UnprovenConnections
 log = logging.getLogger("penstock.transport")
 
 ACCEPT_RETRY_S: Final = 0.1
-"""Delay after a failed accept, for example when there are no file descriptors left."""
+"""Delay after a failed accept, for example when no file descriptors are left."""
 
 
 class AcceptedConnection:
@@ -33,20 +33,23 @@ class AcceptedConnection:
     def __init__(self, gate: ConnectionGate, number: int) -> None:
         self.number = number
         self.dropped = False
-        """True if the connection was dropped for a newer one: its end must not wait for its
+        """True once the connection was dropped for a newer one. Closing it must not wait for its
         peer."""
         self.abort: Callable[[], None] | None = None
-        """Closes the connection at once. Set by whoever makes the connection's transport."""
+        """Closes the connection immediately. Set by the creator of its transport; None before."""
         self.scope = anyio.CancelScope()
+        """Scope of the task that serves the connection; `drop` cancels it."""
         self._gate = gate
 
     def prove(self) -> None:
-        """Count the connection among the proven ones from now on. Does nothing if it is one
-        already. Raises `ResourceBusy` if there are as many as may be."""
+        """Count the connection as proven from now on. Does nothing if it is proven already.
+
+        Raises `ResourceBusy` if the limit of proven connections is reached.
+        """
         self._gate.prove(self.number)
 
     def drop(self) -> None:
-        """End the connection at once."""
+        """End the connection immediately."""
         self.dropped = True
         if self.abort is not None:
             self.abort()
@@ -58,21 +61,24 @@ Converse: TypeAlias = Callable[[socket.socket, AcceptedConnection], Awaitable[No
 
 
 class ConnectionGate:
-    """Decides which connections of one listener go on.
+    """Accepts connections for one listener, within its limits.
 
-    At most `unproven_max` connections are unproven. At most `proven_max` are proven; `setting` is
-    the name of that limit, for errors.
+    At most `unproven_max` connections are unproven and at most `proven_max` are proven. `setting`
+    names the second limit in errors.
     """
 
     def __init__(self, unproven_max: int, proven_max: int, setting: str) -> None:
         self._unproven = UnprovenConnections(unproven_max)
         self._proven: set[int] = set()
+        """Numbers of the proven connections."""
         self._proven_max = proven_max
         self._setting = setting
         self._open: dict[int, AcceptedConnection] = {}
+        """All open connections by number."""
         self._numbers = 0
+        """Number of connections accepted so far."""
         self._left = anyio.Event()
-        """Set when a connection is unproven no longer."""
+        """Set when a connection stops being unproven; replaced for each wait."""
 
     @property
     def connections(self) -> int:
@@ -81,19 +87,19 @@ class ConnectionGate:
 
     @property
     def is_full(self) -> bool:
-        """Return whether no further connection can prove itself."""
+        """Return whether the limit of proven connections is reached."""
         return len(self._proven) >= self._proven_max
 
     @property
     def busy(self) -> ResourceBusy:
-        """Return the error of a connection that finds all places of proven ones taken."""
+        """Return the error for a connection beyond the limit of proven ones."""
         return ResourceBusy(
             f"{len(self._proven)} clients are connected ({self._setting}): try again later"
         )
 
     def prove(self, number: int) -> None:
-        """See `AcceptedConnection.prove`."""
-        # It is proven already, or its place was given to another one and it is about to end.
+        """Count a connection as proven; see `AcceptedConnection.prove`."""
+        # It is proven already, or was dropped for another one and is about to end.
         if number not in self._unproven:
             return
         if self.is_full:
@@ -104,15 +110,15 @@ class ConnectionGate:
     async def accept(
         self, listening: socket.socket, group: anyio.abc.TaskGroup, converse: Converse
     ) -> None:
-        """Accept connections until cancelled, and run `converse` for each in the group."""
+        """Accept connections until cancelled, and run `converse` for each as a task of `group`."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wait_for_room(loop)
             try:
                 sock, _ = await loop.sock_accept(listening)
             except OSError as error:
-                log.warning("cannot accept connections just now: %s", error)
-                # File descriptors may have run out: one that an unproven connection holds is freed.
+                log.warning("cannot accept connections, will retry: %s", error)
+                # File descriptors may have run out: dropping an unproven connection frees one.
                 if len(self._unproven):
                     self._drop(self._unproven.oldest())
                 await anyio.sleep(ACCEPT_RETRY_S)
@@ -123,7 +129,7 @@ class ConnectionGate:
                 self._open[oldest].drop()
             accepted = self._open[number] = AcceptedConnection(self, number)
             group.start_soon(self._run, sock, accepted, converse)
-            # One connection each turn of the loop: those that are open go on during a flood.
+            # One connection per turn of the loop, so that open ones make progress during a flood.
             await anyio.lowlevel.checkpoint()
 
     async def _wait_for_room(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,14 +1,14 @@
-"""A few read-only pages over HTTP/1.1, for monitors: one request a connection.
+"""A few read-only pages over HTTP/1.1 for monitoring, with one request per connection.
 
-Nothing that a client does harms the service: the head of a request, the time of a connection and
-the number of connections are bounded. Every connection stays unproven
-(`transport.unproven_connections`), since it ends with its one request: when all places are taken,
-the oldest one is dropped for a new one, so that clients that say nothing keep nobody out.
+Clients cannot harm the service: the size of a request, the duration of a connection and the number
+of connections are bounded. A connection ends with its only request, so it stays unproven
+(`transport.unproven_connections`). At the limit, the oldest connection is dropped for a new one, so
+silent clients keep nobody out.
 
-Rules of access are those of the other listeners (`security.py`), but that no certificate of the
-client is asked for: probes and Prometheus have none. Where there are tokens a private page needs
-one, ``Authorization: Bearer TOKEN``; an open page is answered without, and is told whether one was
-shown.
+The access rules are those of the other listeners (`security.py`), except that clients need no
+certificate, because probes and Prometheus have none. If there are tokens, a private page requires
+one (``Authorization: Bearer TOKEN``). A public page is answered without a token, but may answer
+more to a client that sends one.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from actors.runtime.transport.connection_gate import AcceptedConnection, Connect
 from actors.runtime.transport.security import TransportSecurity, for_listener
 
 REQUEST_BYTES_MAX: Final = 8_192
+"""Largest head of a request."""
 REQUEST_TIMEOUT_MS: Final = 5_000
-"""Time of one connection, from its beginning to its end."""
+"""Longest duration of a connection, from its start to its end."""
 
 log = logging.getLogger("penstock.http")
 
 TEXT: Final = "text/plain; charset=utf-8"
 _END: Final = b"\r\n\r\n"
 _LINGER_BYTES: Final = 65_536
-"""Bytes that a client may still send behind its answer before the connection is reset."""
+"""Bytes that a client may still send after its answer before the connection is reset."""
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class HttpResponse(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
     def encode(self, *, with_body: bool = True) -> bytes:
-        """Return the bytes on the wire."""
+        """Encode the response, without its body if it answers a HEAD request."""
         lines = [
             f"HTTP/1.1 {self.status.value} {self.status.phrase}",
             f"Content-Type: {self.content_type}",
@@ -67,19 +68,22 @@ class HttpResponse(msgspec.Struct, frozen=True):
 
 
 class HttpPage(msgspec.Struct, frozen=True):
-    """One page. `respond` gets whether the client is trusted (it showed a token, or none is
-    needed), and what follows the question mark."""
+    """One page.
+
+    `respond(trusted, query)` makes the response. A client is trusted if it sent a valid token or if
+    none is required; `query` is the text after the question mark.
+    """
 
     respond: Callable[[bool, str], Awaitable[HttpResponse]]
     private: bool = False
-    """True if the page is for trusted clients alone."""
+    """True if the page is only for trusted clients."""
 
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def metrics_page(measures: Callable[[], bytes]) -> HttpPage:
-    """Return the page of measures in Prometheus' text format."""
+    """Return the page of metrics in Prometheus text format."""
 
     async def respond(_: bool, query: str) -> HttpResponse:
         return HttpResponse(measures(), content_type=PROMETHEUS)
@@ -97,7 +101,7 @@ def liveness_page() -> HttpPage:
 
 
 class HttpRequestHead(msgspec.Struct, frozen=True):
-    """A request without its body."""
+    """The head of a request."""
 
     method: str
     path: str
@@ -107,7 +111,7 @@ class HttpRequestHead(msgspec.Struct, frozen=True):
 
 
 def parse_head(head: bytes) -> HttpRequestHead | None:
-    """Parse the head of a request, up to its empty line; None: it is malformed.
+    """Parse the head of a request, including its empty line. Return None if it is malformed.
 
     >>> parse_head(b"GET /healthz?full HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
     HttpRequestHead(method='GET', path='/healthz', token=None, query='full')
@@ -119,7 +123,7 @@ def parse_head(head: bytes) -> HttpRequestHead | None:
     token = None
     for field in fields:
         name, colon, value = field.partition(":")
-        # By RFC 9112, 5.1: no blank before the colon; folded lines are obsolete.
+        # RFC 9112, section 5.1: no blank before the colon; folded lines are obsolete.
         if not colon or not name or name != name.strip():
             return None
         scheme, _, shown = value.strip().partition(" ")
@@ -130,23 +134,28 @@ def parse_head(head: bytes) -> HttpRequestHead | None:
 
 
 class HttpPages:
-    """A listener for pages by path."""
+    """A listener that serves pages by path."""
 
     def __init__(self, pages: Mapping[str, HttpPage], settings: Settings) -> None:
-        """Take the pages; limits and credentials come from the settings."""
+        """Create the listener for `pages`, by path. The settings have limits and credentials."""
         self._pages = pages
         self._settings = settings
         self._security: TransportSecurity | None = None
+        """Requirements for clients, set by `serve`; None if there are none."""
         self._tls: ssl.SSLContext | None = None
+        """The TLS context, set by `serve`; None without TLS."""
         self._gate = ConnectionGate(settings.http_connections_max, 0, "http_connections_max")
 
     @asynccontextmanager
     async def serve(self, text: str, name: str) -> AsyncIterator[str]:
-        """Serve on host:port (an empty host is loopback, port 0 a free one); yield the URL without
-        a path. `name` is the setting. Raises `BadSettings`, `AddressInUse`."""
+        """Serve on the address `text` (host:port) while the block runs; yield the URL without path.
+
+        An empty host is loopback, and port 0 picks a free one. `name` is the name of the setting,
+        for errors. Raises `BadSettings` or `AddressInUse`.
+        """
         address = NetworkAddress.parse(text, name)
         if address.is_unix:
-            raise BadSettings(f"{name} = {text!r}: give host:port")
+            raise BadSettings(f"{name} = {text!r}: expected host:port")
         security = for_listener(name, address, self._settings, "token_file")
         self._security = security
         if security is not None and security.has_tls:
@@ -162,20 +171,20 @@ class HttpPages:
             group.cancel_scope.cancel()
 
     async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
-        """Answer one request, and close the connection."""
+        """Answer one request and close the connection."""
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
                 reader, writer = await sockets.attach_streams(sock, self._tls, REQUEST_BYTES_MAX)
                 accepted.abort = writer.transport.abort
                 await self._answer(reader, writer)
-        # A client that hangs up, stalls or speaks no TLS is no error of the service.
+        # A client that hangs up, stalls or does not speak TLS is not an error of the service.
         except (OSError, TimeoutError):
             pass
         finally:
             sock.close()
             if writer is not None:
-                # Not `close`, which would wait for the client to take what is left.
+                # Not `close`, which would wait until the client has read the rest.
                 writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -195,15 +204,15 @@ class HttpPages:
 
     async def _respond(self, head: HttpRequestHead | None) -> HttpResponse:
         if head is None:
-            return HttpResponse(b"this is no request of HTTP/1.1\n", HTTPStatus.BAD_REQUEST)
+            return HttpResponse(b"not an HTTP/1.1 request\n", HTTPStatus.BAD_REQUEST)
         page = self._pages.get(head.path)
         if page is None:
-            known = "pages are " + ", ".join(self._pages) + "\n"
+            known = "not found; the pages are " + ", ".join(self._pages) + "\n"
             return HttpResponse(known.encode(), HTTPStatus.NOT_FOUND)
         if head.method not in ("GET", "HEAD"):
             allow = (("Allow", "GET, HEAD"),)
             return HttpResponse(
-                b"only GET and HEAD\n", HTTPStatus.METHOD_NOT_ALLOWED, headers=allow
+                b"only GET and HEAD are allowed\n", HTTPStatus.METHOD_NOT_ALLOWED, headers=allow
             )
         security = self._security
         trusted = security is None or not security.has_tokens
@@ -213,22 +222,22 @@ class HttpPages:
         if page.private and not trusted:
             wanted = (("WWW-Authenticate", "Bearer"),)
             return HttpResponse(
-                b"show a token: Authorization: Bearer TOKEN\n",
+                b"token required: send Authorization: Bearer TOKEN\n",
                 HTTPStatus.UNAUTHORIZED,
                 headers=wanted,
             )
         try:
             return await page.respond(trusted, head.query)
         except Exception:
-            # A fault of one page must not end the service.
-            log.exception("%s: a fault of this program", head.path)
-            return HttpResponse(b"internal fault\n", HTTPStatus.INTERNAL_SERVER_ERROR)
+            # An error in one page must not end the service.
+            log.exception("page %s failed: internal error", head.path)
+            return HttpResponse(b"internal error\n", HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Wait until the client has hung up, within bounds."""
-    # Closing over unread bytes resets the connection, and the client may lose its answer. TLS
-    # cannot close one direction alone: it is flushed by the close itself.
+    """Wait until the client has hung up, or has sent too much."""
+    # Closing with unread bytes resets the connection, and the client may lose its answer. TLS
+    # cannot close a single direction; the close itself flushes it.
     if not writer.can_write_eof():
         writer.close()
         with suppress(OSError):

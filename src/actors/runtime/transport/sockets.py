@@ -1,7 +1,7 @@
-"""Sockets for listeners and diallers: TCP and Unix, with TLS on top on request.
+"""Sockets for listening and connecting: TCP and Unix, optionally with TLS.
 
-A Unix socket's file has mode 0600. A stale file is removed if it is a socket without a listener,
-and the lock beside it (``PATH.lock``, held while a listener lives) is free.
+The file of a Unix socket has mode 0600. A stale file is removed if it is a socket without a
+listener and its lock file ``PATH.lock``, which a live listener holds, is free.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from actors.runtime.transport.address import NetworkAddress
 from actors.runtime.transport.security import TransportSecurity
 
 BACKLOG: Final = 512
+"""Connections that may wait in the kernel to be accepted."""
 SHUTDOWN_S: Final = 2.0
-"""Time limit of the TLS shutdown."""
+"""Timeout of the TLS shutdown."""
 
 
 class BoundSockets:
-    """Listening sockets of one address; `address` has the port that was bound."""
+    """The listening sockets of one address. `address` contains the port that was bound."""
 
     def __init__(
         self, address: NetworkAddress, found: list[socket.socket], lock: IO[bytes] | None = None
@@ -38,7 +39,7 @@ class BoundSockets:
         self._inode = os.stat(address.path).st_ino if address.is_unix else 0
 
     def close(self) -> None:
-        """Close the sockets, and remove the file of a Unix socket. Idempotent."""
+        """Close the sockets and remove the file of a Unix socket. Idempotent."""
         for sock in self.sockets:
             sock.close()
         if self._lock is not None and not self._lock.closed:
@@ -50,7 +51,7 @@ class BoundSockets:
 
 
 async def bind(address: NetworkAddress) -> BoundSockets:
-    """Listen on an address, and on all addresses of a name. Raises `AddressInUse`."""
+    """Listen on an address, or on all addresses of a host name. Raises `AddressInUse`."""
     if address.is_unix:
         return _bind_unix(address)
     loop = asyncio.get_running_loop()
@@ -64,7 +65,7 @@ async def bind(address: NetworkAddress) -> BoundSockets:
             sock = socket.create_server((place[0], port), family=family, backlog=BACKLOG)
             sock.setblocking(False)
             found.append(sock)
-            # For port 0 all addresses of the name share the first one's port.
+            # With port 0, all addresses of the name share the port of the first.
             port = sock.getsockname()[1]
     except OSError as error:
         for sock in found:
@@ -82,11 +83,11 @@ def _bind_unix(address: NetworkAddress) -> BoundSockets:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock = open(f"{path}.lock", "ab", opener=_private)  # noqa: SIM115
-        # The lock guards against a race: two listeners that find the same stale file.
+        # The lock prevents a race between two listeners that find the same stale file.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _remove_stale(path)
         sock.bind(path)
-        os.chmod(path, 0o600)  # ordered before `listen`: no peer can connect with another mode
+        os.chmod(path, 0o600)  # before `listen`, so that nobody connects under another mode
         sock.listen(BACKLOG)
         sock.setblocking(False)
         return BoundSockets(address, [sock], lock)
@@ -103,15 +104,15 @@ def _private(path: str, flags: int) -> int:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove a socket without a listener. Raises `OSError` for any other file."""
+    """Remove the file of a socket without a listener. Raises `OSError` for any other file."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise OSError(f"{path} is there and is no socket; remove it, or choose another path")
+        raise OSError(f"{path} exists and is not a socket; remove it or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # A listener with a full backlog must not block this probe.
+        # Non-blocking, because a listener with a full backlog would block the probe.
         probe.setblocking(False)
         try:
             probe.connect(path)
@@ -119,7 +120,7 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
             return
         except BlockingIOError:
-            pass  # a listener with a full backlog
+            pass  # there is a listener, and its backlog is full
     raise OSError("another process listens there")
 
 
@@ -128,7 +129,10 @@ async def connect(
     address: NetworkAddress,
     security: TransportSecurity | None,
 ) -> None:
-    """Connect a protocol, through TLS if `security` has a certificate. Raises `OSError`."""
+    """Connect a protocol to an address, with TLS if `security` has a certificate.
+
+    Raises `OSError`, or `ConnectionBroken` for an unknown host.
+    """
     loop = asyncio.get_running_loop()
     if address.is_unix:
         await loop.create_unix_connection(factory, address.path)
@@ -148,8 +152,10 @@ async def attach_accepted(
     sock: socket.socket,
     context: ssl.SSLContext | None,
 ) -> None:
-    """Give an accepted socket its protocol, through TLS if there is a context. Raises `OSError`;
-    the socket is then closed."""
+    """Attach a protocol to an accepted socket, with TLS if `context` is given.
+
+    Raises `OSError`, after closing the socket.
+    """
     options: dict[str, Any] = {}
     if context is not None:
         options = {"ssl": context, "ssl_shutdown_timeout": SHUTDOWN_S}
@@ -163,8 +169,10 @@ async def attach_accepted(
 async def attach_streams(
     sock: socket.socket, context: ssl.SSLContext | None, limit_bytes: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Give an accepted socket a reader and a writer, as `attach_accepted` does. While more than
-    twice `limit_bytes` wait to be read, the socket is not read."""
+    """Attach a reader and a writer to an accepted socket; see `attach_accepted`.
+
+    While more than twice `limit_bytes` wait to be read, the socket is not read.
+    """
     reader = asyncio.StreamReader(limit=limit_bytes)
     return reader, await _writer(sock, context, reader)
 
@@ -172,7 +180,10 @@ async def attach_streams(
 async def attach_growing_streams(
     sock: socket.socket, limit_bytes: int
 ) -> tuple[GrowingReader, asyncio.StreamWriter]:
-    """Do as `attach_streams` without TLS, with a reader whose limit can be raised."""
+    """Attach a reader whose limit can be raised, and a writer, without TLS.
+
+    Otherwise like `attach_streams`.
+    """
     reader = GrowingReader(limit=limit_bytes)
     return reader, await _writer(sock, None, reader)
 
@@ -190,28 +201,33 @@ async def _writer(
 
 
 class GrowingReader(asyncio.StreamReader):
-    """A reader that takes more ahead once its peer has proved itself, and tells of the peer's end
-    though nobody reads."""
+    """A reader whose limit can be raised once its peer has proved itself.
+
+    It calls `on_end` when the peer stops sending or the connection is lost, even if nobody reads.
+    """
 
     _limit: int
+    """Half of the bytes that may wait before the socket is not read; `widen` raises it."""
     _buffer: bytearray
+    """Bytes received and not read yet."""
     on_end: Callable[[], None] = staticmethod(lambda: None)
+    """Called at the end of the connection."""
 
     @property
     def waiting(self) -> bytes:
-        """Return what has come and was not read."""
+        """Return the bytes that were received and not read yet."""
         return bytes(self._buffer)
 
     def feed_eof(self) -> None:
-        """Note the end of what the peer sends."""
+        """Record that the peer sends nothing more."""
         super().feed_eof()
         self.on_end()
 
     def set_exception(self, exc: Exception) -> None:
-        """Note that the connection is lost."""
+        """Record that the connection is lost."""
         super().set_exception(exc)
         self.on_end()
 
     def widen(self, limit_bytes: int) -> None:
-        """Let more than twice so many bytes wait before the socket is not read."""
+        """Raise the limit: up to twice `limit_bytes` may wait to be read."""
         self._limit = limit_bytes

@@ -1,11 +1,10 @@
-"""Which connections may wait to prove themselves, and which one gives way. Pure.
+"""Limits the connections of a listener that have not proved themselves yet. Pure.
 
-A connection is unproven from its first packet until its peer has shown what the listener asks for.
-Unproven connections have places of their own, apart from those of proven ones, so that peers that
-say nothing keep nobody out: when all places are taken, the oldest unproven connection is dropped
-for a new one. But none is dropped before it had `SPARED_MS` to prove itself: during a flood new
-connections wait that long in the kernel's queue, so that the flood cannot push out a login that is
-under way.
+A connection is unproven from its first packet until its peer has completed what the listener
+requires, such as a login. Unproven connections have a limit of their own, so that silent peers keep
+nobody out: at the limit, the oldest unproven connection is dropped for a new one. But every
+connection gets at least `SPARED_MS` to prove itself. During a flood, new connections wait that long
+in the kernel's queue, so the flood cannot push out a login in progress.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 SPARED_MS: Final = 25.0
-"""Time that each unproven connection has before it can be dropped for a newer one."""
+"""Age in ms up to which an unproven connection is not dropped for a newer one."""
 
 
 class UnprovenConnections:
@@ -22,6 +21,7 @@ class UnprovenConnections:
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
         self._admitted_ms: dict[int, float] = {}
+        """Time of admission of each unproven connection by number, oldest first."""
 
     def __len__(self) -> int:
         """Return the number of unproven connections."""
@@ -32,15 +32,14 @@ class UnprovenConnections:
         return number in self._admitted_ms
 
     def wait_ms(self, now_ms: float) -> float:
-        """Return how long the listener must wait before it accepts another connection; 0: it may
-        accept now."""
+        """Return how long the listener must wait before it accepts another connection, in ms."""
         if len(self._admitted_ms) < self._count_max:
             return 0.0
         oldest_ms = next(iter(self._admitted_ms.values()))
         return max(0.0, oldest_ms + SPARED_MS - now_ms)
 
     def admit(self, number: int, now_ms: float) -> list[int]:
-        """Add a new connection. Return the connections to drop for it, which are removed."""
+        """Add a new connection. Return the connections removed for it, which must be dropped."""
         dropped = []
         while len(self._admitted_ms) >= self._count_max:
             dropped.append(self.oldest())
@@ -49,9 +48,9 @@ class UnprovenConnections:
         return dropped
 
     def oldest(self) -> int:
-        """Return the connection that has been unproven for longest. There must be one."""
+        """Return the connection that has been unproven the longest. There must be one."""
         return next(iter(self._admitted_ms))
 
     def remove(self, number: int) -> None:
-        """Remove a connection that has proved itself or ended. Does nothing if it is not here."""
+        """Remove a connection that has proved itself or ended. Does nothing if it is unknown."""
         self._admitted_ms.pop(number, None)

@@ -1,4 +1,5 @@
-"""The in-memory engine's front end: a query's relational plan from a parser's tree, without Spark.
+"""The in-memory engine's front end: makes a query's relational plan from a parser's tree, without
+Spark.
 
-It knows fewer constructs than Spark's own plan shows, and stands in for it in tests alone.
+It knows fewer constructs than Spark's own plan shows, and is used only in tests.
 """

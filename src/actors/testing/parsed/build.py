@@ -1,10 +1,11 @@
 """Adds types to an untyped plan, from Spark's schemas of the probes that it requests.
 
 Theory of operation. Sub-trees of the plan are written out as SQL (`render`) and analysed, all in
-one message: of each grouping its parts and its results, of each DISTINCT and UNION ALL the columns.
-The plan's own text must have the view's types: that proves that the resolved plan still is the
-view. An expression with a function that the parser does not know is probed in WHERE, where Spark
-takes scalars only. Branches of a union are cast to the union's types, outputs to the view's.
+one message: for each grouping its parts and its results, for each DISTINCT and UNION ALL the
+columns. The plan's own text must have the view's types, which proves that the resolved plan is
+still the view. An expression with a function that the parser does not know is probed in WHERE,
+where Spark accepts only scalars. Branches of a union are cast to the union's types, outputs to the
+view's.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ ANSI_PROBE: Final = "COALESCE(1, '1')"
 
 
 def probe_texts(resolved: ResolvedQuery, inputs: tuple[str, ...]) -> tuple[str, ...]:
-    """Return texts to analyse; `build` reads the answers in the same order."""
+    """Return the texts to analyse. `build` reads the answers in the same order."""
     texts = [render(resolved.root, inputs), f"SELECT {ANSI_PROBE} AS c0 FROM {quote(inputs[0])}"]
     for node in nodes(resolved.root):
         texts += _questions(node, inputs)
@@ -154,7 +155,7 @@ def _typed_aggregate(
         kind = next(results).type
         argument = None if call.argument is None else next(parts)
         typed = _typed_call(call, kind, argument)
-        calls.append(typed if plan.keys else _afresh(typed))
+        calls.append(typed if plan.keys else _recomputed(typed))
     return msgspec.structs.replace(plan, keys=keys, calls=tuple(calls), ansi=ansi)
 
 
@@ -171,7 +172,7 @@ def _typed_call(call: AggregateCall, kind: str, argument: TableColumn | None) ->
     )
 
 
-def _afresh(call: AggregateCall) -> AggregateCall:
+def _recomputed(call: AggregateCall) -> AggregateCall:
     """Return a call over all rows as a recomputed one: the in-memory engine keeps no first rows."""
     if call.function not in ("min", "max") or call.argument is None:
         return call
@@ -205,7 +206,7 @@ def _widened(plan: Plan, wanted: tuple[TableColumn, ...], found: tuple[TableColu
 
 
 def _flat(inputs: tuple[Plan, ...]) -> tuple[Plan, ...]:
-    """Return a union of unions as one, where the inner one's types are the outer's."""
+    """Return a union of unions as one, if the inner one's types are the outer's."""
     found: list[Plan] = []
     for each in inputs:
         assert isinstance(each, ProjectNode)
@@ -253,7 +254,8 @@ def _unknown_function(expression: str) -> bool:
 
 
 def _check_outputs(resolved: ResolvedQuery, wanted: TableSchema, got: TableSchema) -> None:
-    """Raise `UnsupportedConstruct` when the resolved query is not the view, by names and types."""
+    """Raise `UnsupportedConstruct` if the resolved query differs from the view in names or
+    types."""
     if len(resolved.names) != len(wanted.columns):
         raise UnsupportedConstruct(
             f"a select list of {len(resolved.names)} for {len(wanted.columns)} columns"

@@ -25,9 +25,9 @@ from actors.testing.parsed.trees import UnsupportedConstruct, reads
 def check_char_columns(root: Plan, schemas: Sequence[TableSchema]) -> None:
     """Raise `UnsupportedConstruct` if an expression reads a CHAR(n) column of an input (by number).
 
-    Spark pads the values that the analysed text compares with such a column; a step's text is over
-    columns that are plain strings. Rows, keys and arguments that are the column itself are exempt:
-    all its values are padded.
+    Spark pads the values that the analysed query compares with such a column, but a step's query is
+    over plain strings. Rows, keys and arguments that are the column itself are exempt: all its
+    values are padded.
     """
     chars: set[str] = set()
     for node in nodes(root):
@@ -50,13 +50,13 @@ def check_char_columns(root: Plan, schemas: Sequence[TableSchema]) -> None:
                 read = _read_and_named(chars, node.keys) | _union(arguments)
         if not chars.isdisjoint(read):
             raise UnsupportedConstruct(
-                "an expression over a CHAR column, which Spark compares filled up"
+                "an expression over a CHAR column, which Spark pads for comparisons"
             )
 
 
 def _read_and_named(chars: set[str], made: Sequence[NamedExpression | GroupKey]) -> frozenset[str]:
-    """Return the columns that expressions read; an expression that is a column of `chars` is
-    exempt, and its name joins `chars`."""
+    """Return the columns that expressions read. An expression that is itself a column of `chars` is
+    exempt, and its name is added to `chars`."""
     same = {each.name for each in made if each.expression in chars}
     read = _union(each.expression for each in made if each.name not in same)
     chars |= same

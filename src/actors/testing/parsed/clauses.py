@@ -22,11 +22,13 @@ class TableExpression(msgspec.Struct):
     """A table expression, and the table expressions that its query sees."""
 
     tree: Tree
+    """The query of the table expression."""
     scope: dict[str, TableExpression]
+    """Table expressions visible to that query, by name."""
 
 
 def visible_ctes(tree: Tree, ctes: Mapping[str, TableExpression]) -> dict[str, TableExpression]:
-    """Return the table expressions that a query sees: its own, over those around it."""
+    """Return the table expressions that a query sees: its own, and those around it."""
     known = dict(ctes)
     with_ = tree.args.get("with_")
     if with_ is not None:
@@ -78,8 +80,8 @@ def using_of(
 ) -> tuple[dict[str, Tree], list[Tree]]:
     """Return (expression of each name of USING or NATURAL, the equalities).
 
-    Spark's columns are the left side's, the right side's for a right join, and for a full join the
-    first that is not NULL.
+    As in Spark, the columns are the left side's, for a right join the right side's, and for a full
+    join the first value that is not NULL.
     """
     names = [item.name.lower() for item in join.args.get("using") or []]
     if join.args.get("method"):
@@ -98,7 +100,7 @@ def using_of(
 
 
 def check_clauses(select: Tree, what: str) -> None:
-    """Raise `UnsupportedConstruct` for a clause that no rule knows, and for window functions."""
+    """Raise `UnsupportedConstruct` for a clause without a rule, and for window functions."""
     found = present(select)
     if any(key in found for key in ("limit", "offset")):
         raise UnsupportedConstruct(f"LIMIT or OFFSET in {what}")

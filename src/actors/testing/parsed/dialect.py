@@ -1,10 +1,11 @@
-"""Spark SQL as the parser reads it: sqlglot's, but functions that it would rewrite pass verbatim.
+"""Spark SQL as the parser reads it: sqlglot's dialect, except that functions which it would rewrite
+stay verbatim.
 
-sqlglot knows functions by classes of its own and writes them back under one name each, without
-arguments that it takes for a default. That changes some of them: ``array_size`` becomes ``size``,
-which is -1 for NULL without ANSI mode; ``to_date`` loses a format of ``yyyy-MM-dd``. The functions
-below are therefore hidden from it: their text stays as written, and Spark says (see
-`build.probe_texts`) whether they are scalar.
+sqlglot has classes of its own for functions, and writes each back under one name, without arguments
+that it believes to be defaults. That changes some functions: ``array_size`` becomes ``size``, which
+is -1 for NULL without ANSI mode; ``to_date`` loses the format ``yyyy-MM-dd``. The functions below
+are therefore hidden from it: their text stays as written, and Spark says whether they are scalar
+(see `build.probe_texts`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Parser(Spark.Parser):  # type: ignore[misc]
     }
 
     def _parse_bitwise(self) -> Any:
-        """Parse as Spark binds: ``&`` before ``^``, that before ``|``; sqlglot binds all alike.
+        """Parse with Spark's precedence: ``&`` before ``^``, then ``|``; in sqlglot all bind alike.
 
         >>> VerbatimSpark().parse("SELECT a | b & c")[0].expressions[0].expression.key
         'bitwiseand'
@@ -73,12 +74,12 @@ class _Parser(Spark.Parser):  # type: ignore[misc]
 
 
 class _Tokenizer(Spark.Tokenizer):  # type: ignore[misc]
-    # A doubled quote is one quote, not the end of a literal and the begin of the next one.
+    # A doubled quote is one quote, not the end of a literal and the start of the next.
     STRING_ESCAPES: Final = ["'", '"', "\\"]
 
 
 class _Generator(Spark.Generator):  # type: ignore[misc]
-    # A table expression stays nested: further out it could hide a table of its name.
+    # A table expression stays nested: further out it could hide a table of the same name.
     EXPRESSIONS_WITHOUT_NESTED_CTES: Final[frozenset[Any]] = frozenset()
 
 

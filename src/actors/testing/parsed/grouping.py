@@ -1,8 +1,8 @@
 """One grouping: keys, aggregates, and expressions over them.
 
-Group expressions are matched in the select list and in HAVING by their text, commutative operands
-in any order; the remaining parts there must be constants and aggregates. ``FILTER`` and
-``count_if`` become aggregates of a CASE with the same meaning. Equal aggregates are computed once.
+Group expressions are matched by their text in the select list and in HAVING, with commutative
+operands in any order; everything else there must be constants and aggregates. ``FILTER`` and
+``count_if`` become aggregates of an equivalent CASE. Equal aggregates are computed once.
 """
 
 from __future__ import annotations
@@ -58,18 +58,20 @@ class SelectGrouping(msgspec.Struct):
     """The grouping of a SELECT."""
 
     keys: list[tuple[GroupKey, Tree]]
+    """Group keys, each with its expression."""
     calls: list[tuple[AggregateCall, Tree | None]]
-    """Calls with their arguments' trees. Types are empty here: only Spark knows them."""
+    """Calls with the trees of their arguments. Types are empty here: only Spark knows them."""
     outputs: Listing
     """Select list over key names and call names."""
     having: list[Tree]
+    """Conjuncts of HAVING over key names and call names."""
 
 
 def normalize_aggregates(tree: Tree) -> Tree:
-    """Return a copy with the aggregates that the parser does not know under one name.
+    """Return a copy in which aggregates that the parser does not know have canonical names.
 
-    Typed literals are casts to the parser: the sign goes inside, or the least value of a type
-    (``-128Y``) would not fit before it is negated.
+    To the parser, typed literals are casts: the sign moves inside, since the least value of a type
+    (``-128Y``) would otherwise not fit before it is negated.
     """
 
     def named(node: Tree) -> Tree:
@@ -77,7 +79,7 @@ def normalize_aggregates(tree: Tree) -> Tree:
             kind = _OTHER_NAMES.get(str(node.this).lower())
             return node if kind is None else kind(this=node.expressions[0])
         if isinstance(node, exp.Any) and isinstance(node.this, exp.Paren):
-            # On the right of an operator (``LIKE ANY (…)``) it is a quantifier.
+            # To the right of an operator (``LIKE ANY (…)``) it is a quantifier.
             quantifier = isinstance(node.parent, exp.Binary) and node.arg_key == "expression"
             return node if quantifier else exp.LogicalOr(this=node.this.this)
         if isinstance(node, exp.Neg) and isinstance(node.this, exp.Cast):
@@ -149,13 +151,15 @@ def _keys(
 
 
 class _Over:
-    """Replaces keys and calls in expressions by their names, noting the calls."""
+    """Replaces keys and calls in expressions by their names, and records the calls."""
 
     def __init__(self, grouping: SelectGrouping, fresh: FreshColumnIds) -> None:
         self._grouping = grouping
         self._fresh = fresh
         self._keys = {canonical_text(tree): key.name for key, tree in reversed(grouping.keys)}
+        """Names of the keys by their canonical text."""
         self._written: dict[str, str] = {}
+        """Names of the calls so far, by their text."""
 
     def replaced(self, tree: Tree) -> Tree:
         """Return the expression over keys and calls. Raises `UnsupportedConstruct`."""
@@ -220,8 +224,8 @@ def _argument(node: Tree, function: str, arguments: list[Tree], distinct: bool) 
 
 
 def _all_present(arguments: list[Tree], distinct: bool) -> Tree:
-    """Return the argument for ``count`` of several: not NULL in rows in which none of them is
-    NULL."""
+    """Return the argument for ``count`` of several expressions: not NULL in rows in which none of
+    them is NULL."""
     tests = [exp.Not(this=exp.Is(this=operand(a), expression=exp.Null())) for a in arguments]
     value: Tree = exp.Literal.number(1)
     if distinct:

@@ -1,15 +1,15 @@
-"""Blocks, and the joins that tie them; decides the place of each predicate.
+"""Blocks, and the joins that combine them; decides the place of each predicate.
 
 A *block* is a FROM clause with its WHERE: inputs, and a conjunction over their columns. Inner joins
-only put blocks together. `close` makes a plan of one: a predicate over one input is pushed down to
-it, an equality between two inputs becomes an `ColumnEquality` (a side that is an expression is
-computed at its input as a column of its own), the rest is the join's residual.
+only merge blocks. `close` makes a plan of a block: a predicate over one input is pushed down to it;
+an equality between two inputs becomes a `ColumnEquality` (a side that is an expression is computed
+at its input as an additional column); everything else is the join's residual.
 
 Pushdown is sound through an inner join, into the preserved side of an outer join and into the rows
 of a semi join, below a DISTINCT, and below a grouping for predicates over its keys; never into a
-null-padded side. In the ON clause of a left join a predicate on the right side alone chooses among
-the right rows: it is a filter there. One on the left side alone decides whether a row is padded: it
-stays in the residual.
+null-padded side. In the ON clause of a left join, a predicate on the right side alone selects among
+the right rows, so it becomes a filter there. A predicate on the left side alone decides whether a
+row is padded, so it stays in the residual.
 
 Expressions of a null-padded side must be computed below the join, or their padding would not be
 NULL: `seal_expressions` makes columns of all of them.
@@ -43,6 +43,7 @@ class FreshColumnIds:
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
+        """Next number for each prefix."""
 
     def name(self, prefix: str) -> str:
         """Return the next id with a prefix."""
@@ -52,12 +53,14 @@ class FreshColumnIds:
 
 
 class JoinBlock(msgspec.Struct):
-    """Inputs, their product restricted by a conjunction."""
+    """Inputs, and a conjunction that restricts their product."""
 
     inputs: list[Plan]
+    """Inputs of the FROM clause."""
     conjuncts: list[Tree]
+    """Conjuncts over the columns of the inputs."""
     on: list[Tree] = []
-    """Conjuncts of ON clauses, which are tested last: Spark, too, lets WHERE guard them."""
+    """Conjuncts of ON clauses, tested last: in Spark, too, WHERE guards them."""
 
 
 class JoinSplit(msgspec.Struct):
@@ -66,8 +69,11 @@ class JoinSplit(msgspec.Struct):
     equal: list[tuple[Tree, Tree, bool]]
     """(expression of the left, of the right, null-safe)."""
     left: list[Tree]
+    """Predicates over the left side alone."""
     right: list[Tree]
+    """Predicates over the right side alone."""
     rest: list[Tree]
+    """All other predicates."""
 
 
 def merged(left: JoinBlock, right: JoinBlock, conjuncts: list[Tree]) -> JoinBlock:
@@ -163,7 +169,7 @@ def _restricted(plan: JoinNode, tree: Tree, read: set[str]) -> Plan:
             return msgspec.structs.replace(plan, inputs=tuple(inputs))
     sides = _sides(tree)
     if sides and all(isinstance(side, exp.Column) for side in sides):
-        # The columns are of two inputs: a predicate over one was pushed down above.
+        # The columns are from two inputs: a predicate over one was pushed down above.
         equal = ColumnEquality(sides[0].name, sides[1].name, isinstance(tree, exp.NullSafeEQ))
         return msgspec.structs.replace(plan, equal=(*plan.equal, equal))
     return msgspec.structs.replace(plan, residual=(*plan.residual, text(tree)))
@@ -247,8 +253,8 @@ def outer_join(left: Plan, right: Plan, kind: str, on: list[Tree], fresh: FreshC
 
 
 def semi_join(left: Plan, right: Plan, anti: bool, on: list[Tree], fresh: FreshColumnIds) -> Plan:
-    """Return the rows of `left` with (or without) a match. Columns that are computed for the join
-    stay in the output."""
+    """Return the rows of `left` with (or without) a match. Columns computed for the join stay in
+    the output."""
     found = split(on, left, right)
     rest = found.rest
     for tree in found.right:

@@ -1,9 +1,10 @@
-"""SQL text → a syntax tree, and the tables it reads.
+"""Parses SQL text into a syntax tree, and finds the tables that it reads.
 
 Theory of operation. sqlglot parses the text as Spark SQL, and only its tree is used: its qualifier
 and optimiser do not follow Spark's rules. Names are left for `resolve`.
 
-The tables of a query are found from the tree if the text parses, else from the words of the text.
+The tables of a query are found in the tree if the text parses, otherwise among the words of the
+text.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from actors.testing.parsed.dialect import VerbatimSpark
 DIALECT: Final = VerbatimSpark
 
 Tree = Any
-"""A sqlglot expression: the library is untyped for us."""
+"""A sqlglot expression, untyped here."""
 
 
 class UnknownTable(Exception):
-    """Raised when a query names a table that is not given; the text is the name as Spark writes
+    """Raised if a query names a table that is not given. The text is the name as Spark writes
     it."""
 
 
 def lower_columns(schema: TableSchema) -> dict[str, str]:
-    """Return lower-cased column name → its name."""
+    """Return the column names by lower-cased name."""
     return {name.lower(): name for name in schema.names}
 
 
@@ -41,7 +42,7 @@ def read_tables(
 ) -> tuple[Tree | None, str, tuple[str, ...]]:
     """Return (tree or None, reason for None, inputs) of a query.
 
-    Raises `QueryRejected` for a text that is no query, and `UnknownTable`.
+    Raises `QueryRejected` for a text that is not a query, and `UnknownTable`.
     """
     catalog = {name.lower(): name for name in tables}
     try:
@@ -54,14 +55,15 @@ def read_tables(
         raise QueryRejected(f"[PARSE_SYNTAX_ERROR] one query, not {len(statements)} statements")
     tree: Tree = statements[0]
     if isinstance(tree, exp.Condition | exp.Alias):
-        return None, "the parser takes the text for an expression", _words(sql, catalog)
+        return None, "the parser reads the text as an expression", _words(sql, catalog)
     if not isinstance(tree, exp.Query):
         raise QueryRejected(f"a view is a query; this is a command ({tree.key.upper()})")
     return tree, "", _inputs(tree, catalog)
 
 
 def _query_of(tree: Tree | None) -> Tree | None:
-    """Return a statement; None for a semicolon with a comment, and for ``TABLE t`` its query."""
+    """Return a statement: None for a semicolon with a comment, the equivalent query for ``TABLE
+    t``."""
     if isinstance(tree, exp.Semicolon):
         return None
     if isinstance(tree, exp.Alias) and isinstance(tree.this, exp.Column):
@@ -87,8 +89,8 @@ def _inputs(tree: Tree, catalog: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _words(sql: str, catalog: Mapping[str, str]) -> tuple[str, ...]:
-    # A name may hold any text, even one that looks like a comment: search for it as a whole, in
-    # the form that it has between backticks.
+    # A name may hold any text, even one that looks like a comment: search for all of it, in the
+    # form that it has between backticks.
     text = sql.lower()
     return tuple(name for low, name in catalog.items() if low.replace("`", "``") in text)
 

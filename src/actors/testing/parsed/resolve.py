@@ -1,18 +1,18 @@
-"""A view's syntax tree → its relational plan, untyped.
+"""Turns a view's syntax tree into its relational plan, untyped.
 
-Theory of operation. A query becomes a *relation*: a block (inputs and a conjunction, see
-`joins`) and, for each column of its list, a name and an expression over the block's column ids.
-A derived table or common table expression that only projects, filters and joins inwardly is
-thereby inlined: its columns stay expressions, evaluated where they are used. Groupings, DISTINCT,
-unions, outer and semi joins close the block below them into a plan of its own, which is the
-single input of the next block. A table expression used twice is resolved twice: every
-occurrence of a table has ids of its own (``i0_carrier``, the second time ``i0b_carrier``).
+Theory of operation. A query becomes a *relation*: a block (inputs and a conjunction, see `joins`)
+and, for each column of its list, a name and an expression over the block's column ids. A derived
+table or common table expression that only projects, filters and joins inwardly is thereby inlined:
+its columns stay expressions, evaluated where they are used. Groupings, DISTINCT, unions, outer and
+semi joins close the block below them into a plan, which is the single input of the next block. A
+table expression used twice is resolved twice: every occurrence of a table has its own ids
+(``i0_carrier``, the second time ``i0b_carrier``).
 
 Only the parser's tree is used: the rewrites of its optimiser are not sound for Spark.
 
 The plan is untyped: `GroupKey`, `AggregateCall` and `DistinctNode` have empty types, and the inputs
-of a `UnionAll` no casts; `build` asks Spark and fills them in. `UnsupportedConstruct` names the
-construct that no rule knows: the view is then opaque.
+of a `UnionAll` no casts; `build` asks Spark and fills them in. `UnsupportedConstruct` names a
+construct without a rule: the view is then opaque.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ __all__ = [
 ]
 
 OCCURRENCES_MAX: Final = 64
-"""Most occurrences of tables in one query: a table expression used twice is resolved twice, and so
-on."""
+"""Most occurrences of tables in one query. A table expression used twice is resolved twice, and so
+are the tables in it."""
 
 
 class ResolvedQuery(msgspec.Struct):
@@ -96,11 +96,14 @@ class ResolvedQuery(msgspec.Struct):
     names: tuple[str, ...]
     """Lower-cased names of the outputs; "" for a name that only Spark knows."""
     claims: tuple[TypeClaim, ...]
+    """Conditions on types under which the plan is correct; `build` checks them."""
 
 
 class _Relation(msgspec.Struct):
     block: JoinBlock
+    """Inputs and conjuncts of the query."""
     columns: Listing
+    """Names and expressions of its columns."""
 
 
 def resolve(
@@ -126,6 +129,7 @@ class _Resolver:
         self._inputs = {name.lower(): index for index, name in enumerate(inputs)}
         self._tables = [tables[name] for name in inputs]
         self._seen: dict[int, int] = {}
+        """Number of occurrences of each input so far."""
         self.fresh = FreshColumnIds()
         self.claims: list[TypeClaim] = []
 
@@ -265,7 +269,7 @@ class _Resolver:
             how = kind_of(join)
             by_name = join.args.get("using") or join.args.get("method")
             if product and (how in ("right", "full") or by_name):
-                # The parser does not tell a comma, which binds weaker, from CROSS JOIN.
+                # The parser cannot tell a comma, which binds weaker, from CROSS JOIN.
                 raise UnsupportedConstruct(f"a product before a {how.upper()} JOIN or USING")
             product = product or join.args.get("kind") == "CROSS"
             right, offered = self._item(join.this, ctes)
@@ -291,7 +295,7 @@ class _Resolver:
         both = joined(scope, offered, using)
         on = join.args.get("on")
         if on is not None:
-            # Resolved over both sides' own columns, not over the columns that USING merged.
+            # Resolve over both sides' own columns, not over the columns that USING merged.
             names = NameReplacement(both, outer)
             conjuncts = [names.resolve(part) for part in conjuncts_of(on)]
         conjuncts = [part for tree in conjuncts for part in factored(tree)]
@@ -334,7 +338,8 @@ class _Resolver:
     def _parenthesised(
         self, tree: Tree, ctes: Mapping[str, TableExpression]
     ) -> tuple[JoinBlock, FromScope]:
-        """Return ``(a JOIN b …)``: names of a and b stay, unless the whole has an alias."""
+        """Return ``(a JOIN b …)``: the names of a and b stay valid, unless the whole has an
+        alias."""
         check_args(tree, {"this", "alias", "with_"}, "a derived table")
         inner = tree.this.copy()
         joins = inner.args.get("joins") or []
@@ -391,7 +396,7 @@ class _Resolver:
         ctes: Mapping[str, TableExpression],
         present: set[str],
     ) -> JoinBlock:
-        """Return the block's rows that pass a subquery test. `present`: expressions that are not
+        """Return the block's rows that pass a subquery test. `present` are expressions that are not
         NULL in them."""
         what = "a subquery"
         inner = self.query(test.query, ctes, what, names, as_set=True)
@@ -404,7 +409,7 @@ class _Resolver:
             JoinBlock(block.inputs, [tree for tree in block.conjuncts if ids(tree) <= theirs]),
             self.fresh,
         )
-        # This query may be a subquery itself: its own correlation is for its outer query.
+        # This query may itself be a subquery: then its correlation is left for the outer query.
         outward = [tree for tree in block.conjuncts if not ids(tree) <= theirs]
         values = [names.resolve(value) for value in test.values]
         if values and len(values) != len(inner.columns):

@@ -2,9 +2,9 @@
 expressions.
 
 Spark's order: a column of a source, then an alias of the select list (to its left, or anywhere for
-GROUP BY and HAVING), then a column of the outer query. A dotted name is first taken as source and
-column, then as column and field. Names compare without case. A name resolves to an expression over
-column ids.
+GROUP BY and HAVING), then a column of the outer query. A dotted name is first read as source and
+column, then as column and field. Names ignore case. A name resolves to an expression over column
+ids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actors.testing.parsed.parse import Tree
 from actors.testing.parsed.trees import UnsupportedConstruct, bare, present, text, transform
 
 Listing = list[tuple[str, Tree]]
-"""Columns in order: lower-cased name (empty: cannot be named) and expression."""
+"""Columns in order: lower-cased name (empty if the column cannot be named) and expression."""
 
 
 class FromScope(msgspec.Struct):
@@ -25,10 +25,10 @@ class FromScope(msgspec.Struct):
     visible: Listing = msgspec.field(default_factory=list)
     """Columns that ``*`` expands to, and that plain names refer to."""
     qualified: dict[str, Listing] = msgspec.field(default_factory=dict)
-    """Columns by alias, with those that USING hides."""
+    """Columns by alias, including those that USING hides."""
 
     def find(self, parts: list[str]) -> tuple[Tree, int] | None:
-        """Return (expression, number of parts it took). Raises `UnsupportedConstruct` for an
+        """Return (expression, number of name parts used). Raises `UnsupportedConstruct` for an
         ambiguous name."""
         if len(parts) > 1 and parts[0] in self.qualified:
             found = [tree for name, tree in self.qualified[parts[0]] if name == parts[1]]
@@ -38,7 +38,7 @@ class FromScope(msgspec.Struct):
         return (_only(found, parts[0]), 1) if found else None
 
     def named(self, name: str) -> Tree:
-        """Return a column that USING names. Raises `UnsupportedConstruct` when there is not just
+        """Return a column that USING names. Raises `UnsupportedConstruct` unless there is exactly
         one."""
         found = [tree for each, tree in self.visible if each == name]
         if not found:
@@ -46,7 +46,7 @@ class FromScope(msgspec.Struct):
         return _only(found, name)
 
     def mapped(self, replaced: dict[str, Tree]) -> FromScope:
-        """Return the same names over other expressions, by the texts of the old."""
+        """Return the same names over new expressions, looked up by the texts of the old ones."""
 
         def over(listing: Listing) -> Listing:
             return [(name, replaced.get(text(tree), tree)) for name, tree in listing]
@@ -84,9 +84,10 @@ class NameReplacement:
         self.scope = scope
         self._outer = outer
         self._aliases: dict[str, Tree] = {}
+        """Expressions of the select list's aliases so far, by name."""
 
     def check_having(self, tree: Tree) -> None:
-        """Raise `UnsupportedConstruct` where a name could mean a column or another alias."""
+        """Raise `UnsupportedConstruct` if a name could mean a column or another alias."""
         for column in tree.find_all(exp.Column):
             name = column.name.lower()
             alias = self._aliases.get(name)
@@ -95,7 +96,8 @@ class NameReplacement:
                 raise UnsupportedConstruct(f"HAVING {name}, which is both a column and an alias")
 
     def outputs(self, select: Tree) -> Listing:
-        """Return the select list, stars expanded; later names may refer to aliases before them."""
+        """Return the select list with stars expanded. Later names may refer to aliases before
+        them."""
         outputs: Listing = []
         for projection in select.expressions:
             if projection.is_star and isinstance(projection, exp.Star | exp.Column):
@@ -159,7 +161,7 @@ class NameReplacement:
 
 
 def copied(tree: Tree) -> Tree:
-    """Return a copy to put into another expression."""
+    """Return a copy to insert into another expression."""
     if isinstance(tree, exp.Column | exp.Literal | exp.Paren | exp.Cast | exp.Anonymous | exp.Dot):
         return tree.copy()
     # Parentheses keep the operator precedence of the inserted expression.

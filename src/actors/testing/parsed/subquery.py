@@ -1,11 +1,10 @@
 """EXISTS and IN as conjuncts of WHERE: semi joins and anti joins.
 
-The subquery is resolved with the names of the outer query in reach. Its conjuncts that read these
-are the correlation: predicates of a semi join. IN is one equality more for each column. NOT IN is
-an anti join only if no NULL can occur on either side: because other conjuncts exclude it, or by the
-types, which only Spark knows, so that a `TypeClaim` is left for the probes to check. The same goes
-for the types of both sides of IN, which Spark compares by other rules than ``=`` when one of them
-is text.
+The subquery is resolved with the names of the outer query in scope. Its conjuncts that read these
+are the correlation: predicates of a semi join. IN adds one equality per column. NOT IN is an anti
+join only if no NULL can occur on either side: because other conjuncts exclude it, or by the types,
+which only Spark knows, so a `TypeClaim` is left for the probes to check. The same holds for the
+types of both sides of IN, which Spark compares by other rules than ``=`` when one of them is text.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class SubqueryMatch(msgspec.Struct, frozen=True):
 
 
 class TypeClaim(msgspec.Struct, frozen=True):
-    """A condition on the types of ``left IN (right)`` under which the plan is right."""
+    """A condition on the types of ``left IN (right)`` under which the plan is correct."""
 
     left: Plan
     left_value: str
@@ -40,7 +39,7 @@ class TypeClaim(msgspec.Struct, frozen=True):
 
 
 def matching(tree: Tree) -> SubqueryMatch | None:
-    """Return the subquery test that a conjunct of WHERE is; None for a plain predicate."""
+    """Return a conjunct of WHERE as a subquery test; None for a plain predicate."""
     anti = False
     tree = tree.unnest()
     while isinstance(tree, exp.Not):
@@ -69,7 +68,7 @@ def never_null(conjuncts: list[Tree]) -> set[str]:
 
 
 def check_claim(claim: TypeClaim, left: tuple[str, bool], right: tuple[str, bool]) -> None:
-    """Raise `UnsupportedConstruct` if the (type, nullable) of both sides break the claim."""
+    """Raise `UnsupportedConstruct` if the (type, nullable) of the two sides violate the claim."""
     text_sides = [kind == "string" for kind, _ in (left, right)]
     if text_sides[0] != text_sides[1]:
         raise UnsupportedConstruct(f"IN between {left[0]} and {right[0]}")

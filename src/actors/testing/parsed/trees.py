@@ -1,8 +1,9 @@
-"""Expressions as syntax trees: reading, comparing, rewriting, and checks that they are scalar.
+"""Expressions as syntax trees: reading, comparing, rewriting, and checking that they are scalar.
 
-`SCALAR` lists the constructs whose text survives parsing and generating unchanged; functions that
-the parser does not know pass verbatim, and Spark says (`build.probe_texts`) whether they are
-scalar. `UnsupportedConstruct` names the construct that no rule knows: the view is then opaque.
+`SCALAR` lists the constructs whose text survives parsing and generating unchanged. Functions that
+the parser does not know stay verbatim, and Spark says whether they are scalar
+(`build.probe_texts`). `UnsupportedConstruct` names a construct without a rule: the view is then
+opaque.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def ids(tree: Tree) -> set[str]:
 
 @lru_cache(maxsize=8192)
 def tree_of(written: str) -> Tree:
-    """Return the tree of an expression's text; it is cached, so do not change it."""
+    """Return the tree of an expression's text. It is cached, so do not change it."""
     return sqlglot.parse_one(written, dialect=DIALECT)
 
 
@@ -65,7 +66,7 @@ def reads(written: str | None) -> frozenset[str]:
 
 
 def bare(tree: Tree) -> str:
-    """Return the text by which expressions are compared: no outer parentheses."""
+    """Return the text by which expressions are compared: without outer parentheses."""
     return text(tree.unnest())
 
 
@@ -73,8 +74,8 @@ _TURNS: Final = (exp.Add, exp.Mul, exp.And, exp.Or, exp.EQ, exp.NullSafeEQ, exp.
 
 
 def canonical_text(tree: Tree) -> str:
-    """Return the text by which Spark compares expressions: with commutative operands in one order
-    (``b + a`` is ``a + b``)."""
+    """Return the text by which Spark compares expressions: with commutative operands in a fixed
+    order (``b + a`` is ``a + b``)."""
 
     def sides(node: Tree) -> Tree:
         if isinstance(node, _TURNS) and text(node.right) < text(node.left):
@@ -126,7 +127,7 @@ def _pulled_out(tree: Tree) -> list[Tree]:
 
 
 def _same(tree: Tree) -> str:
-    """Return a text that is equal for an equality and its mirror image."""
+    """Return a text that is the same for an equality and its mirror image."""
     if isinstance(tree, exp.EQ | exp.NullSafeEQ):
         sides = sorted((bare(tree.left), bare(tree.right)))
         return f"{sides[0]} {tree.key} {sides[1]}"
@@ -146,7 +147,7 @@ def all_of(trees: list[Tree]) -> tuple[str, ...]:
 
 
 def transform(tree: Tree, replace: Callable[[Tree], Tree | None]) -> Tree:
-    """Return a top-down copy; a node that `replace` returns is put in unchanged."""
+    """Return a top-down copy. A node that `replace` returns is inserted unchanged."""
     done = replace(tree)
     if done is not None:
         return done
@@ -158,14 +159,14 @@ def transform(tree: Tree, replace: Callable[[Tree], Tree | None]) -> Tree:
             return transform(value, replace)
         return value.copy() if isinstance(value, exp.Expr) else value
 
-    # Not `tree.copy()`: that copies the whole subtree, again at each level.
+    # Not `tree.copy()`, which would copy the whole subtree again at each level.
     made = type(tree)(**{key: below(value) for key, value in tree.args.items()})
     made.comments, made._meta = tree.comments, tree._meta
     return made
 
 
 def substituted(tree: Tree, expressions: Mapping[str, str]) -> Tree:
-    """Return a copy in which columns are the expressions that make them.
+    """Return a copy in which columns are replaced by the expressions that make them.
 
     Raises `UnsupportedConstruct` for an expression whose text does not survive parsing.
     """
@@ -197,7 +198,7 @@ def operand(tree: Tree) -> Tree:
 
 
 def check_scalar(tree: Tree) -> None:
-    """Accept an expression that a row alone determines. Raises `UnsupportedConstruct` naming the
+    """Accept an expression that depends only on a row. Raises `UnsupportedConstruct` naming the
     construct."""
     for node in tree.walk():
         kind = type(node).__name__
@@ -210,7 +211,7 @@ def check_scalar(tree: Tree) -> None:
 
 
 def check_args(tree: Tree, known: set[str], what: str) -> None:
-    """Accept a node with no parts beyond `known`. Raises `UnsupportedConstruct` naming the
+    """Accept a node that has only the parts in `known`. Raises `UnsupportedConstruct` naming the
     others."""
     for key in present(tree):
         if key not in known:

@@ -283,7 +283,7 @@ def test_a_query_without_end_is_stopped(
         rows_of(queries, "SELECT count(*) FROM pg_proc a, pg_proc b WHERE a.oid <> b.oid")
     assert raised.value.sqlstate == "57014"
     assert rows_of(queries, "SELECT count(*) FROM pg_am") == [(7,)]
-    with pytest.raises(CatalogQueryError, match="at most"):
+    with pytest.raises(CatalogQueryError, match="too many numbers"):
         rows_of(queries, "SELECT count(*) FROM generate_series(1, 1000000000), pg_am")
 
 

@@ -273,7 +273,7 @@ async def test_a_client_of_a_role_ends_too(tmp_path: Path) -> None:
     ("change", "reason"),
     [
         ("DROP ROLE app", "role app was dropped"),
-        ("ALTER ROLE app NOLOGIN", "role app may not log in any more"),
+        ("ALTER ROLE app NOLOGIN", "role app may no longer log in"),
     ],
 )
 async def test_sessions_end_with_their_role(tmp_path: Path, change: str, reason: str) -> None:
@@ -336,7 +336,7 @@ async def test_administrators_end_every_session_and_others_their_own(tmp_path: P
         boss = world.boss
         async with await world.app() as app, await world.app() as twin:
             mine, theirs = await number_of(app), await number_of(boss)
-            assert "is another role's" in await failed(
+            assert "another role's session" in await failed(
                 app, f"SELECT pg_terminate_backend({theirs})"
             )
             # A condition that is false ends nothing.

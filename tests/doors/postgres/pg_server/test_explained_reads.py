@@ -30,7 +30,7 @@ async def test_explain_shows_the_way_of_a_read(tmp_path: Path) -> None:
             "  time: the latest written",
         ]
         by_kind = "SELECT id FROM goods WHERE kind = 7"
-        shard = "  from shard: no index of these columns is ready"
+        shard = "  from shard: no index on these columns is ready"
         assert (await explained(db, by_kind))[1] == shard
         await db.execute("CREATE INDEX by_kind ON goods (kind)")
         async with await Client.in_process(service) as client:
@@ -41,12 +41,12 @@ async def test_explain_shows_the_way_of_a_read(tmp_path: Path) -> None:
         assert direct.splitlines()[1] == "  from index: by_kind (kind)"
         whole = await explained(db, "SELECT id FROM goods ORDER BY id LIMIT 1")
         assert whole[1:4] == [
-            "  from index: by_kind, whole: its rows are summed up",
+            "  from index: by_kind, full scan: its rows are already consolidated",
             "  columns: id",
             "  order: id; limit: 1",
         ]
         relation = await explained(db, "SELECT name FROM penstock.objects")
-        assert relation[1] == "  from memory: what the service knows of itself"
+        assert relation[1] == "  from memory: the service's own state"
         assert await explained(db, "SELECT count(*) FROM goods") == [
             "Run by Spark, over goods",
             f"  reason: {NOT_PLAIN}",
@@ -64,13 +64,13 @@ async def test_explain_shows_the_changes_of_a_transaction(tmp_path: Path) -> Non
             own = await explained(db, "SELECT name FROM goods WHERE id = 1")
             assert own[:2] == [
                 "Read of goods, without Spark",
-                "  from memory: by PRIMARY KEY, with the changes of the open transaction over it",
+                "  from memory: by PRIMARY KEY, with the changes of the open transaction applied",
             ]
             rows = await (await db.execute("SELECT name FROM goods WHERE id = 1")).fetchall()
             assert rows == [("one",)]
             assert (await explained(db, "SELECT name FROM goods"))[:2] == [
                 "Run by Spark, over goods",
-                "  reason: the changes of the open transaction are laid over goods",
+                "  reason: the open transaction has changed goods",
             ]
             other = await explained(db, "SELECT id FROM others WHERE id = 1")
             assert other[1] == "  from memory: by PRIMARY KEY (id)"

@@ -220,7 +220,7 @@ async def refused(db: psycopg.AsyncConnection[Any]) -> None:
             position = caught.value.diag.statement_position
             assert position is not None, items
             assert text.index(place, len(begin)) + 1 == int(position), (items, position)
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="at most 2000"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="limit 2000"):
         await db.execute("INSERT INTO t (id) SELECT id FROM range(3000) RETURNING id + 1")
     done = await db.execute("INSERT INTO t (id) SELECT id FROM range(3000) RETURNING id")
     assert len(await done.fetchall()) == 3000

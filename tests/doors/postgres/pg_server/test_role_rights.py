@@ -160,7 +160,7 @@ async def test_objects_are_made_changed_and_dropped_by_those_who_may(tmp_path: P
         await app.execute("INSERT INTO own VALUES (1)")
         await boss.execute("CREATE USER guest PASSWORD 'g'")
         await app.execute("GRANT read ON n TO guest")
-        assert "is no administrator" in await denied(app, "GRANT read TO guest")
+        assert "is not an administrator" in await denied(app, "GRANT read TO guest")
         await app.execute("DROP MATERIALIZED VIEW n")
         await app.execute("DROP TABLE own")
 
@@ -196,7 +196,7 @@ async def test_roles_are_for_administrators(tmp_path: Path) -> None:
             "REVOKE ADMIN FROM boss",
             "CREATE TOKEN FOR boss",
         ):
-            assert "is no administrator" in await denied(app, text)
+            assert "is not an administrator" in await denied(app, text)
         assert "proved" not in await denied(app, "GRANT read ON orders TO app")
         await boss.execute("GRANT ADMIN TO app")
         await app.execute("CREATE ROLE r")
@@ -220,7 +220,7 @@ async def test_roles_and_grants_are_shown(tmp_path: Path) -> None:
         notices: list[str | None] = []
         boss.add_notice_handler(lambda told: notices.append(told.message_primary))
         await boss.execute("CREATE TOKEN FOR app")
-        assert notices == ["role app has CONNECT from now on, to use its token"]
+        assert notices == ["role app now has CONNECT, which it needs to use its token"]
         await boss.execute("GRANT EXECUTE CODE TO app, readers")
         made = await rows(app, "CREATE TOKEN FOR app")
         assert made[0][0] == "app"
@@ -239,7 +239,7 @@ async def test_roles_and_grants_are_shown(tmp_path: Path) -> None:
         ]
         assert ("readers", "read", "customer", "table") in await rows(app, "SHOW GRANTS")
         assert ("boss", "own", "orders", "table") in await rows(app, "SHOW GRANTS ON orders")
-        with pytest.raises(psycopg.errors.UndefinedTable, match="no role named 'x'"):
+        with pytest.raises(psycopg.errors.UndefinedTable, match="role 'x' does not exist"):
             await app.execute("SHOW GRANTS FOR x")
         await app.execute("DROP TOKENS FOR app")
         found = await rows(app, "SELECT rolname, rolsuper, rolcanlogin FROM pg_roles")
@@ -255,7 +255,7 @@ async def test_statements_that_are_there_or_not(tmp_path: Path) -> None:
         await boss.execute("DROP ROLE IF EXISTS nobody, app")
         with pytest.raises(psycopg.errors.UndefinedTable):
             await boss.execute("DROP ROLE app")
-        with pytest.raises(psycopg.Error, match="CREATE is no right on an object"):
+        with pytest.raises(psycopg.Error, match="CREATE is a right on the whole service"):
             await boss.execute("GRANT create ON orders TO boss")
         with pytest.raises(psycopg.Error, match="schema x does not exist"):
             await boss.execute("GRANT read ON SCHEMA x TO boss")

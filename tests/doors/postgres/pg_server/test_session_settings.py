@@ -235,7 +235,7 @@ async def test_what_cannot_be_obeyed_is_refused_by_name(tmp_path: Path) -> None:
             assert await outcome(db, text) == code, text
         with pytest.raises(psycopg.Error, match="did you mean 'statement_timeout'"):
             await db.execute("SET statement_timeot = 5")
-        with pytest.raises(psycopg.Error, match=r'"spark\.sql\.x" is a setting of Spark'):
+        with pytest.raises(psycopg.Error, match=r'"spark\.sql\.x" is a Spark setting'):
             await db.execute("SET spark.sql.x = 1")
         assert await rows(db, "SHOW ALL") == before
         for options in (

@@ -1,1 +1,1 @@
-"""The durable catalog, and the statements that change it."""
+"""The durable catalog and the statements that change it."""

@@ -1,14 +1,16 @@
-"""ALTER TABLE … ADD COLUMNS: further columns of a table, whose older rows have NULL there.
+"""ALTER TABLE … ADD COLUMNS: add columns to a table; its existing rows have NULL in them.
 
-Nothing is written anew: the shard gets another schema in the set that changes the catalog, and a
-part of an older schema is read with NULL. A table that a source fills is given columns that the
-source knows of (`SourceConnector.describe_added`): its task appends nothing more that it read
-without them, and the one that follows gives their values. What depends on the table:
+No data is rewritten. The change sets the shard's new schema together with the catalog, and parts
+written under the old schema are read with NULL in the new columns. A table that a source fills can
+only get columns that the source knows (`SourceConnector.describe_added`): the source's running task
+stops appending rows that it read without them, and the task that replaces it supplies their values.
+For objects that depend on the table:
 
-- a view goes on with the columns that it was compiled for, also where its query says ``*``: its
-  plan names them (`CatalogSnapshot.readable_by`);
-- an index is built anew with all columns, by another dataflow;
-- a plain view is its text, so it must not take all columns; nor may a sink write them.
+- a view keeps the columns that it was compiled for, even if its query says ``*``, because its plan
+  names them (`CatalogSnapshot.readable_by`);
+- an index is rebuilt with all columns, by a new dataflow;
+- a plain view is only text, so the change is refused if it selects all columns; likewise for a
+  sink, which writes all columns.
 """
 
 from __future__ import annotations
@@ -41,17 +43,17 @@ from actors.runtime.errors import InvalidUsage, PenstockError
 
 
 def grown_schema(entry: CatalogObject, columns: Sequence[TableColumn]) -> TableSchema:
-    """Return a table's schema with further columns. Raises `InvalidUsage` for an object whose
-    columns are not its own, a name that is taken, and NOT NULL."""
+    """Return a table's schema with these columns added. Raises `InvalidUsage` for an object that is
+    not a table, a duplicate column name, or a NOT NULL column."""
     if entry.kind not in (TABLE, SOURCE_TABLE):
-        raise InvalidUsage(f"{entry.name} is a {entry.kind}: only tables are given columns")
+        raise InvalidUsage(f"cannot add columns to {entry.name}: it is a {entry.kind}, not a table")
     for column in columns:
         if not column.nullable:
             raise InvalidUsage(
-                f"table {entry.name}: column {column.name} cannot be NOT NULL, since the rows that "
-                f"are there have no value in it"
+                f"table {entry.name}: column {column.name} cannot be NOT NULL, because existing "
+                f"rows have no value for it"
             )
-    # Raises for a name that comes twice.
+    # Raises for a duplicate name.
     return table_schema(
         entry.name, TableSchema((*entry.schema.columns, *columns), entry.schema.key)
     )
@@ -65,10 +67,10 @@ async def add_columns(
     schema: TableSchema,
     comments: Mapping[str, str],
 ) -> CatalogChanged:
-    """Give a table this schema, which extends its own, and have its indexes built anew. No write
-    of a client to the table may be under way.
+    """Give a table this schema, which extends its own, and rebuild its indexes. The caller ensures
+    that no client write to the table is in progress.
 
-    Raises `ObjectInUse` (a plain view or a sink takes all columns), `IncompatibleSchema`,
+    Raises `ObjectInUse` (a plain view or a sink uses all columns), `IncompatibleSchema`,
     `WriterFenced`, `StorageError`.
     """
     assert entry.shard is not None, entry.name

@@ -1,8 +1,8 @@
-"""ALTER, COMMENT and plain views: other definitions of objects whose contents stay.
+"""ALTER, COMMENT and plain views: change the definitions of objects whose contents stay the same.
 
-What a dataflow does not know (names, comments, retained history) changes by one set of the catalog.
-A view's policy and target lag are its dataflow's: it goes on by another dataflow from where the
-former one ends (`replacements.restart_view`).
+Definitions that no dataflow depends on (names, comments, retained history) change with one set of
+the catalog. A view's refresh policy and target lag belong to its dataflow: a new dataflow takes
+over where the old one ends (`replacements.restart_view`).
 """
 
 from __future__ import annotations
@@ -45,32 +45,37 @@ from actors.runtime.progress import ObjectId
 async def alter_object(
     store: CatalogStore, catalog: CatalogSnapshot, seqno: int | None, request: AlterObject
 ) -> CatalogChanged:
-    """Change an object's definition. Raises `UnknownObject`, `InvalidUsage` and its children, and
+    """Change an object's definition. Raises `UnknownObject`, `InvalidUsage` and its subclasses, and
     engine and store errors."""
     entry = catalog.find(request.name)
     changed = _described(_renamed(catalog, entry, request.rename), request)
     changed = _with_defaults(changed, request)
     if request.retain_history_ms is not None:
         if entry.shard is None:
-            raise InvalidUsage(f"{entry.name} is a {entry.kind}: it keeps no history of its own")
+            raise InvalidUsage(
+                f"cannot set retained history: {entry.name} is a {entry.kind}, which has none"
+            )
         changed = replace(changed, retain_history_ms=retain(request.retain_history_ms or None))
     if request.refresh_policy is None and request.target_lag_ms is None:
         return await store.replace_entries(catalog, seqno, [changed])
     if entry.kind != VIEW or entry.plan is None:
         raise InvalidUsage(
-            f"{entry.name} is a {entry.kind}: only a materialized view has a refresh policy and a "
+            f"{entry.name} is a {entry.kind}: only materialized views have a refresh policy and a "
             f"target lag"
         )
     if catalog.replacement(entry.id) is not None:
-        raise ObjectInUse(f"view {entry.name} is being replaced: wait for that, or cancel it")
+        raise ObjectInUse(f"view {entry.name} is being replaced: wait for the end, or cancel it")
     if request.target_lag_ms is not None:
         changed = replace(changed, target_lag_ms=target_lag(request.target_lag_ms))
     policy = request.refresh_policy or entry.plan.policy
     if policy != entry.plan.policy:
-        # From the text: a view that is recomputed has given up the plan of its steps.
+        # Compile the text again: a plan for full recomputation no longer contains the incremental
+        # steps.
         plan = await store.compile(catalog, entry.sql, entry.conf, policy, former=entry.plan)
         if plan.output != entry.schema:
-            raise QueryRejected(f"view {entry.name}: its columns would differ: create it anew")
+            raise QueryRejected(
+                f"the columns of view {entry.name} would change: drop and create it"
+            )
         changed = replace(
             changed, plan=plan, fingerprint=plan.fingerprint, compiled_by=rules_digest()
         )
@@ -89,14 +94,14 @@ def _renamed(catalog: CatalogSnapshot, entry: CatalogObject, name: str | None) -
     if users:
         names = ", ".join(f"{user.kind} {user.name}" for user in users)
         raise ObjectInUse(
-            f"{entry.kind} {entry.name} is named by the query of {names}: drop them first, and "
-            f"create them again with the new name"
+            f"{entry.kind} {entry.name} is named in the query of {names}: drop {names} first, and "
+            f"create them again after the rename"
         )
     return replace(entry, name=name)
 
 
 def _described(entry: CatalogObject, request: AlterObject) -> CatalogObject:
-    """Return the object with its comment, or its column's. Raises `InvalidUsage`."""
+    """Return the object with a new comment on itself or on a column. Raises `InvalidUsage`."""
     if request.comment is None:
         return entry
     if not request.column:
@@ -109,12 +114,12 @@ def _described(entry: CatalogObject, request: AlterObject) -> CatalogObject:
 
 
 def _with_defaults(entry: CatalogObject, request: AlterObject) -> CatalogObject:
-    """Return the object with other defaults of its columns. Raises `InvalidUsage`."""
+    """Return the object with new column defaults. Raises `InvalidUsage`."""
     if not request.column_defaults:
         return entry
     if entry.kind != TABLE:
         raise InvalidUsage(
-            f"{entry.name} is a {entry.kind}: only columns of tables that clients write have "
+            f"{entry.name} is a {entry.kind}: only tables that clients write to can have column "
             f"defaults"
         )
     given = checked_defaults(entry.name, entry.schema, request.column_defaults)
@@ -128,9 +133,9 @@ def _with_defaults(entry: CatalogObject, request: AlterObject) -> CatalogObject:
 async def create_plain_view(
     store: CatalogStore, catalog: CatalogSnapshot, seqno: int | None, request: CreateView
 ) -> CatalogChanged:
-    """Create or replace a plain view. With another query, those of the plain views above it are
-    analysed again. Raises `QueryRejected`, `UnknownObject`, `InvalidUsage` and its children, engine
-    and store errors."""
+    """Create or replace a plain view. If its query changes, the plain views above it are analysed
+    again. Raises `QueryRejected`, `UnknownObject`, `InvalidUsage` and its subclasses, engine and
+    store errors."""
     name = check_name("view", request.name)
     there = find_replaced(catalog, name, PLAIN_VIEW) if request.replace else None
     if there is None:
@@ -154,16 +159,16 @@ async def create_plain_view(
     for user in catalog.dependents_below(there.id):
         if user.kind != PLAIN_VIEW:
             raise ObjectInUse(
-                f"{user.kind} {user.name} was made from the query of view {there.name}: drop it "
-                f"first, or replace it by one that does not name {there.name}"
+                f"{user.kind} {user.name} uses the query of view {there.name}: drop it first, or "
+                f"replace it with one that does not name {there.name}"
             )
         try:
             again = await _analysed(store, grown, user)
         except InvalidUsage as error:
             raise InvalidUsage(
-                f"view {user.name}, which names {there.name}, would fail: {error}"
+                f"view {user.name} uses {there.name} and would no longer be valid: {error}"
             ) from error
-        # The next one above inlines this one's new text.
+        # The next view up inlines the new text of this one.
         grown = grown.put(again)
         entries.append(again)
     return await store.replace_entries(catalog, seqno, entries)
@@ -172,10 +177,11 @@ async def create_plain_view(
 async def _analysed(
     store: CatalogStore, catalog: CatalogSnapshot, entry: CatalogObject
 ) -> CatalogObject:
-    """Return a plain view with its columns, its inputs and its text with other views inlined."""
+    """Analyse a plain view: return it with its columns, its inputs, and its text with other plain
+    views inlined."""
     sql, plain = catalog.inlined(entry.text)
     if entry.id in plain:
-        raise InvalidUsage(f"view {entry.name} names itself: that has no end")
+        raise InvalidUsage(f"view {entry.name} cannot name itself in its query")
     found = await analyzed_query(sql, catalog.readable(), store.analyze)
     _check_columns(entry.name, found.schema)
     inputs = (catalog.find(name).id for name in found.inputs)
@@ -194,11 +200,12 @@ def _check_columns(view: str, schema: TableSchema) -> None:
             )
         seen.add(fold(column.name))
         try:
-            # Results may have intervals, which clients' catalogs of objects know nothing of.
+            # Queries may return intervals, but clients that read object metadata do not know that
+            # type.
             arrow_type(column.type)
         except InvalidUsage:
             raise QueryRejected(
-                f"view {view}: column {column.name!r} has the type {column.type}, which no table "
+                f"view {view}: column {column.name!r} has type {column.type}, which no table "
                 "or view has: cast it"
             ) from None
 
@@ -207,14 +214,14 @@ def _check_columns(view: str, schema: TableSchema) -> None:
 
 
 def find_replaced(catalog: CatalogSnapshot, name: str, kind: str) -> CatalogObject | None:
-    """Return the object that OR REPLACE replaces; None if the name is free. Raises `ObjectExists`
-    for an object of another kind."""
+    """Return the object that OR REPLACE would replace, or None if the name is free. Raises
+    `ObjectExists` if the name belongs to an object of another kind."""
     try:
         catalog.check_free(name)
     except ObjectExists as error:
         there = catalog.find(name, quarantined=True)
         if there.kind != kind:
-            raise ObjectExists(f"{error}, which is not replaced by a {kind}") from None
+            raise ObjectExists(f"{error}, which a {kind} cannot replace") from None
         return there
     return None
 
@@ -222,7 +229,7 @@ def find_replaced(catalog: CatalogSnapshot, name: str, kind: str) -> CatalogObje
 def check_circle(
     catalog: CatalogSnapshot, entry: CatalogObject, depends: Sequence[ObjectId]
 ) -> None:
-    """Raise `InvalidUsage` if an object would depend on itself with these dependencies."""
+    """Raise `InvalidUsage` if these dependencies would make an object depend on itself."""
     above = {entry.id, *(user.id for user in catalog.dependents_below(entry.id))}
     for id_ in depends:
         if id_ in above:
@@ -240,22 +247,27 @@ async def check_dependents(
     schema: TableSchema,
     users: Sequence[CatalogObject],
 ) -> None:
-    """Check that these dependents of an object stay as they are when its columns become `schema`,
-    which has those of before. Raises `ObjectInUse`, and engine errors."""
+    """Check that these dependents of an object stay valid and unchanged when its columns become
+    `schema`, an extension of its columns. Raises `ObjectInUse`, and engine errors."""
     grown = catalog.put(replace(entry, schema=schema))
     for user in users:
         what = f"{user.kind} {user.name}"
         if user.kind not in (VIEW, PLAIN_VIEW):
             if user.kind == "sink":
-                raise ObjectInUse(f"{what} writes the columns of {entry.name} as they are: drop it")
+                raise ObjectInUse(
+                    f"{what} writes the current columns of {entry.name}: drop it first"
+                )
             continue
         try:
             found = await analyzed_query(user.sql, grown.readable(), store.analyze)
         except PenstockError as error:
             if not isinstance(error, InvalidUsage):
                 raise
-            raise ObjectInUse(f"{what}, which reads {entry.name}, would fail: {error}") from error
+            raise ObjectInUse(
+                f"{what} reads {entry.name} and would no longer be valid: {error}"
+            ) from error
         if found.schema.names != user.schema.names:
             raise ObjectInUse(
-                f"{what} takes all columns of {entry.name}, and would have others: name its columns"
+                f"{what} selects all columns of {entry.name} (*), so its own columns would change: "
+                f"list the columns in its query"
             )

@@ -1,4 +1,4 @@
-"""Sends queries and plans to the engine, for the analysis of views and queries."""
+"""Functions that send queries and plans to the engine, to analyse views and queries."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from actors.runtime.telemetry import SPARK_JOB
 def analyzer(
     executor: ActorAddress[ExecutorMessage], name: str, *, restricted: bool = False
 ) -> AnalyzeQuery:
-    """Return a function that asks an executor; its jobs are called `name` with a number.
-    `restricted`: see `AnalyzeStatement`."""
+    """Return a function that has an executor analyse a query. Its jobs are named `name` plus a
+    number. `restricted`: see `AnalyzeStatement`."""
     asked = 0
 
     async def analyze(
@@ -38,14 +38,16 @@ def analyzer(
         with span(SPARK_JOB, job.job_id, ""):
             answer: Any = await executor.ask(lambda reply: SubmitJob(job, reply))
         if not isinstance(answer, QueryAnalyzed):
-            raise PenstockError(f"the engine answered Analyze with {type(answer).__name__}")
+            raise PenstockError(
+                f"unexpected answer of the engine to AnalyzeStatement: {type(answer).__name__}"
+            )
         return answer
 
     return analyze
 
 
 def plan_checker(executor: ActorAddress[ExecutorMessage], name: str) -> CheckPlan:
-    """Return a function that has an executor prepare a plan under a name of its own, and forget
+    """Return a function that has an executor prepare a plan under a temporary name and then drop
     it."""
     asked = 0
 
@@ -54,7 +56,8 @@ def plan_checker(executor: ActorAddress[ExecutorMessage], name: str) -> CheckPla
         asked += 1
         job_id = f"{name}-{asked}"
         try:
-            with span(SPARK_JOB, job_id, ""), suppress(JobTooLarge):  # its steps are cut in pieces
+            # a plan too large for one job is split
+            with span(SPARK_JOB, job_id, ""), suppress(JobTooLarge):
                 await executor.ask(
                     lambda reply: SubmitJob(PreparePlan(job_id, job_id, plan), reply)
                 )

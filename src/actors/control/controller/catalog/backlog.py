@@ -1,6 +1,6 @@
-"""The statements that change the catalog, as they wait: one runs, the others follow in order.
+"""The queue of statements that change the catalog: one runs, the others wait in order.
 
-Beside those of clients there are the service's own, which go on with the replacement of a view.
+Besides clients' statements it holds the service's own, which continue the replacement of a view.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from actors.runtime.progress import ObjectId
 
 
 class SwapView(msgspec.Struct, frozen=True, gc=False):
-    """Puts the view `id`, which is computed, in the place of the one that it replaces; or ends that
-    with an error. The service's own statement: it answers the one that began the replacement."""
+    """Put the computed view `id` in the place of the view that it replaces, or abandon the
+    replacement with `error`. An internal statement: its result answers the CREATE OR REPLACE."""
 
     id: ObjectId
     name: str
@@ -27,7 +27,7 @@ class SwapView(msgspec.Struct, frozen=True, gc=False):
 
 
 class DropTakenShard(msgspec.Struct, frozen=True, gc=False):
-    """Drops the shard whose contents the view `id` has taken, and answers as `SwapView`."""
+    """Drop the shard whose contents the view `id` has taken over, and answer as `SwapView` does."""
 
     id: ObjectId
     name: str
@@ -35,7 +35,7 @@ class DropTakenShard(msgspec.Struct, frozen=True, gc=False):
 
 
 class RestartView(msgspec.Struct, frozen=True, gc=False):
-    """Lets the view `id` go on whose dataflow was ended for a replacement that failed."""
+    """Restart the view `id`, whose dataflow was stopped for a replacement that failed."""
 
     id: ObjectId
     name: str
@@ -46,7 +46,7 @@ OwnStatement = SwapView | DropTakenShard | RestartView
 
 
 class QueuedStatement(msgspec.Struct, frozen=True, gc=False):
-    """A statement, its session, and its trace context."""
+    """A queued statement with its session, role and trace context."""
 
     session: ActorAddress[Any]
     statement: CatalogStatement | OwnStatement
@@ -55,7 +55,7 @@ class QueuedStatement(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> tuple[str, int]:
-        """Return the session and the request."""
+        """Return the session's path and the request number, which identify the statement."""
         return self.session.path, self.statement.request
 
     @property
@@ -65,13 +65,15 @@ class QueuedStatement(msgspec.Struct, frozen=True, gc=False):
 
 
 class StatementBacklog:
-    """The statement that runs, and those that wait."""
+    """The running statement and the waiting ones."""
 
     def __init__(self) -> None:
         self.waiting: deque[QueuedStatement] = deque()
+        """Statements to run, in order."""
         self.running: QueuedStatement | None = None
+        """The running statement; None between two statements."""
 
     @property
     def all(self) -> tuple[QueuedStatement, ...]:
-        """Return the statement that runs, then those that wait."""
+        """Return the running statement, then the waiting ones."""
         return (() if self.running is None else (self.running,)) + tuple(self.waiting)

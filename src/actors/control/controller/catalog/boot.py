@@ -1,5 +1,5 @@
-"""The durable state from which a controller starts: the catalog, and the state of every shard in
-it."""
+"""The durable state from which a controller starts: the catalog, the state of all its shards, and
+the roles."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ class BootState(msgspec.Struct, frozen=True):
 
     catalog: CatalogSnapshot
     seqno: int | None
-    """Sequence number of the catalog's key; None if the key was never written."""
+    """Sequence number of the catalog's key; None if it was never written."""
     states: dict[ShardId, ShardState]
     tables_upper: Frontier
     cleanup_records: tuple[CleanupRecord, ...] = ()
-    """External resources of dropped sources."""
+    """External resources of dropped sources that are still to be removed."""
     roles: RoleRegistry = RoleRegistry()
     roles_seqno: int | None = None
     """Sequence number of the roles' key; None if it was never written."""
 
 
 async def load_roles(persist: PersistClient) -> tuple[RoleRegistry, int | None]:
-    """Return the durable roles and their sequence number (None: there never were any). Raises
-    `StateDirectoryError`, `StorageError`."""
+    """Return the durable roles and their sequence number, which is None if none were ever stored.
+    Raises `StateDirectoryError`, `StorageError`."""
     head = await persist.head(ROLES_KEY)
     if head is None:
-        # Kept with the first role that is stored; until then no role exists, and all that it makes
-        # are verifiers of none.
+        # This secret is stored with the first role. Until then there are no roles, so it is only
+        # used for verifiers of nonexistent ones.
         return RoleRegistry(secret=secrets.token_bytes(SECRET_BYTES)), None
     return RoleRegistry.decode(head.data), head.seqno
 
 
 async def load(persist: PersistClient) -> BootState:
-    """Read the durable state. Raises `StateDirectoryError` when it is of a newer version or
-    incomplete, and `StorageError`."""
+    """Read the durable state. Raises `StateDirectoryError` if it is incomplete or from a newer
+    version, and `StorageError`."""
     head = await persist.head(CATALOG_KEY)
     catalog = CatalogSnapshot() if head is None else decode_catalog(head.data)
     states: dict[ShardId, ShardState] = {}
@@ -79,14 +79,15 @@ async def load(persist: PersistClient) -> BootState:
                 if entry.id in catalog.quarantined:
                     continue
                 raise StateDirectoryError(
-                    f"{entry.kind} {entry.name} is in the catalog and its shard {shard} is not "
-                    f"there: restore the state directory from a copy"
+                    f"{entry.kind} {entry.name} is in the catalog but its shard {shard} is "
+                    f"missing: restore the state directory from a backup"
                 ) from None
     live = {RETAIN, *(dataflow_holder(entry.dataflow_id) for entry in catalog.objects)}
     live |= {sink_holder(entry.id) for entry in catalog.of_kind(SINK)}
     for shard, state in states.items():
-        # A hold without an object is of a subscribe that ended with its service, or of a catalog
-        # change that a crash left undone. Consumers have owners elsewhere, who drop them.
+        # A hold without an object belongs to a subscribe that ended with its service, or to a
+        # catalog change that a crash interrupted. Holds of consumers belong to external streams,
+        # which drop them.
         for holder in sorted(set(state.holds) - live):
             if not holder.startswith(CONSUMER):
                 await persist.drop_hold(shard, holder)
@@ -98,7 +99,8 @@ async def load(persist: PersistClient) -> BootState:
 
 
 def shard_import(entry: CatalogObject, plan: DeltaPlan | None = None) -> ShardImport:
-    """Return a table or view as an import of a dataflow, which may be that of a view's plan."""
+    """Describe a table or view as the import of a dataflow. `plan` is the plan that reads it, if
+    any."""
     assert entry.shard is not None, entry.name
     schema = columns_read(plan, entry.name, entry.schema)
     return ShardImport(entry.shard, schema, entry.kind == TABLE)
@@ -107,9 +109,9 @@ def shard_import(entry: CatalogObject, plan: DeltaPlan | None = None) -> ShardIm
 def describe_dataflow(
     catalog: CatalogSnapshot, entry: CatalogObject, as_of: Time
 ) -> DataflowDescription:
-    """Return the dataflow that maintains a view or an index."""
+    """Describe the dataflow that maintains a view or an index."""
     below = (catalog.by_id(id_) for id_ in entry.depends)
-    # A plain view is in the text already, with the objects that it reads.
+    # Plain views are already inlined in the query's text, together with the objects they read.
     imports = tuple(shard_import(each, entry.plan) for each in below if each.kind != PLAIN_VIEW)
     export: Export
     if entry.kind == INDEX:
@@ -130,7 +132,7 @@ def describe_dataflow(
 
 
 def last_sealed_time(upper: Frontier) -> Time:
-    """Return the last sealed time; 0 if there is none."""
+    """Return the last sealed time, or 0 if there is none."""
     return max(0, min(upper, EMPTY - 1) - 1)
 
 
@@ -139,7 +141,7 @@ def restart_as_of(boot: BootState, entry: CatalogObject) -> Time:
     if entry.kind == INDEX:
         return index_as_of(boot.catalog, boot.states, boot.tables_upper, entry.depends[0])
     assert entry.shard is not None, entry.name
-    # The output is durable below its upper: the dataflow resumes there, and not at its first as_of.
+    # The output is durable below its upper: resume there, not at the first as_of.
     return max(last_sealed_time(boot.states[entry.shard].upper), entry.as_of)
 
 
@@ -149,10 +151,10 @@ def index_as_of(
     tables_upper: Frontier,
     on: ObjectId,
 ) -> Time:
-    """Return the latest time at which the object below an index can be read."""
+    """Return the latest time at which the object under an index can be read."""
     target = catalog.by_id(on)
     assert target.shard is not None, target.name
     state = states[target.shard]
-    # An idle table is sealed by the shared upper alone; its own shard's upper stays behind.
+    # An idle table is sealed only by the shared upper; its own shard's upper lags.
     upper = max(state.upper, tables_upper) if target.kind == TABLE else state.upper
     return max(state.since, last_sealed_time(upper))

@@ -1,11 +1,12 @@
-"""The catalog: every table, view, index, source and sink, and the one durable record of them.
+"""The catalog: all tables, views, indexes, sources and sinks, and their durable record.
 
-`CatalogSnapshot` is immutable; a change makes a new one. It is stored whole under one consensus
-key, so that one compare-and-set changes it together with the shards that are created or removed.
+`CatalogSnapshot` is immutable: a change makes a new one. The catalog is stored in full under one
+consensus key, so that one compare-and-set changes it together with the shards that are created or
+removed.
 
-Ids are never reused. Objects are kept in an order in which dependencies come first, so that they
-can be built one after the other. Names are unique without regard to case; sources and sinks, which
-cannot be read, have namespaces of their own. Uppers and sinces are the shards' own.
+Ids are never reused. Objects are ordered so that each comes after its dependencies, and can be
+built in that order. Names are unique regardless of case; sources and sinks, which cannot be read,
+each have a separate namespace. Uppers and sinces are not in the catalog but in the shards.
 """
 
 from __future__ import annotations
@@ -32,30 +33,30 @@ from actors.runtime.progress import ObjectId, ShardId, Time
 
 CATALOG_KEY: Final = "catalog"
 FORMAT_VERSION: Final = 3
-"""Format 3 added sources and sinks; a document of format 2 has none and is decoded unchanged."""
+"""Format 3 added sources and sinks; a document of format 2 has none and decodes unchanged."""
 
 TABLE: Final = "table"
 VIEW: Final = "view"
 PLAIN_VIEW: Final = "plain view"
-"""A view that is inlined where it is named; it has no contents of its own."""
+"""A view that is inlined into the queries that name it; it has no contents of its own."""
 INDEX: Final = "index"
 SOURCE: Final = "source"
-"""Reads an external system; `shard` is its remap shard. Its `SOURCE_TABLE`s depend on it."""
+"""Reads an external system. `shard` is its remap shard; its `SOURCE_TABLE`s depend on it."""
 SOURCE_TABLE: Final = "source table"
 SINK: Final = "sink"
 """Writes the object that it depends on to an external system."""
 CONNECTOR_KINDS: Final = frozenset({SOURCE, SOURCE_TABLE, SINK})
 """Kinds that the storage half maintains."""
 HIDDEN_SHARD: Final = "-hidden"
-"""Infix of the ids of views' hidden shards, after the view's id."""
+"""Separates a view's id from the number in the ids of its hidden shards."""
 OWN_NAMESPACE_KINDS: Final = frozenset({SOURCE, SINK})
-"""Kinds with namespaces of their own, which cannot be read."""
+"""Kinds that cannot be read; each has a namespace of its own."""
 
 
 class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One object. `shard` is its contents' shard; an index has none of its own.
+    """One object. `shard` holds its contents; an index has none.
 
-    `as_of` is the time from which a view has contents (an index: from which it was made).
+    `as_of` is the time from which a view has contents, or at which an index was created.
     """
 
     id: ObjectId
@@ -69,9 +70,9 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     plan: DeltaPlan | None = None
     fingerprint: str = ""
     compiled_by: str = ""
-    """Digest of the rules that made a view's plan."""
+    """Digest of the rules that compiled a view's plan."""
     rebuilt_at: Time = 0
-    """Upper of a view's output when its plan was replaced: the view is computed whole from
+    """Upper of a view's output when its plan was replaced: the view is recomputed in full from
     there."""
     conf: dict[str, str] = {}
     spark_version: str = ""
@@ -79,7 +80,7 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     """Key columns of an index."""
     retain_history_ms: int | None = None
     target_lag_ms: int = 0
-    """Age that a view may have; 0: as fresh as possible."""
+    """How stale a view may be (ms); 0 means as fresh as possible."""
     as_of: Time = 0
     configuration: ConnectorConfiguration | None = None
     """Configuration of a source or sink."""
@@ -88,16 +89,17 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     comment: str = ""
     column_comments: dict[str, str] = {}
     text: str = ""
-    """A view's query as it was written; empty: as in `sql`, where plain views are inlined."""
+    """A view's query as written; empty if it equals `sql`, in which plain views are inlined."""
     dataflow: ObjectId = ""
-    """Id of the dataflow that maintains it; empty: its own id. A dataflow that replaces another one
-    has a new id, as ids are never used again."""
+    """Id of the dataflow that maintains it; empty if it equals the object's id. A dataflow that
+    replaces another gets a new id, since ids are never reused."""
     taken_shard: ShardId | None = None
-    """Shard with the contents that the output takes at `rebuilt_at`."""
+    """Shard whose contents the output takes over at `rebuilt_at`."""
     replaces: ObjectId = ""
-    """The view in whose place this one comes when it is computed; nobody reads it until then."""
+    """Id of the view that this one will replace once it is computed; until then nobody can read
+    it."""
     column_defaults: dict[str, ColumnDefault] = {}
-    """Defaults of a table's columns, by their names."""
+    """Defaults of a table's columns, by column name."""
 
     @property
     def dataflow_id(self) -> ObjectId:
@@ -117,17 +119,17 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _key(kind: str, name: str) -> str:
-    """Return the lookup key of a name; sources and sinks have namespaces of their own."""
+    """Return the lookup key of a name. Sources and sinks each have a separate namespace."""
     return f"{kind}/{fold(name)}" if kind in OWN_NAMESPACE_KINDS else fold(name)
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Reason why this release does not run an object, while all others run."""
+    """The reason why this release does not run an object."""
 
     reason: str
     original: bytes = b""
-    """Stored form of an object that this release cannot read: it is written back as it is, so that
-    another release reads it. Empty: the object can be read."""
+    """Stored form of an object that this release cannot read. It is written back unchanged, for a
+    release that can. Empty if the object can be read."""
 
 
 NO_QUARANTINE: Final[Mapping[ObjectId, Quarantine]] = MappingProxyType({})
@@ -156,11 +158,14 @@ class CatalogSnapshot:
         self.next_id = next_id
         self.quarantined = quarantined
         self._below: dict[ObjectId, frozenset[ObjectId | None]] = {}
+        """Cache of `below`, by object."""
         self._allowed_lags: dict[ObjectId, int] = {}
+        """Cache of `allowed_lag_ms`, by object."""
         self._by_id = {entry.id: entry for entry in objects}
         self._by_dataflow = {entry.dataflow_id: entry for entry in objects}
         self._by_name = {_key(entry.kind, entry.name): entry for entry in objects}
         self._indexes: dict[ObjectId, list[CatalogObject]] = {}
+        """Indexes by the object they are on."""
         for entry in objects:
             if entry.kind == INDEX:
                 for id_ in entry.depends:
@@ -177,7 +182,7 @@ class CatalogSnapshot:
 
     @property
     def new_id(self) -> ObjectId:
-        """Return the id that the next object gets."""
+        """Return the id that the next object will get."""
         return f"u{self.next_id}"
 
     def get(self, id_: ObjectId) -> CatalogObject | None:
@@ -185,16 +190,16 @@ class CatalogSnapshot:
         return self._by_id.get(id_)
 
     def by_id(self, id_: ObjectId) -> CatalogObject:
-        """Return the object with this id, which must exist."""
+        """Return the object with this id. It must exist."""
         return self._by_id[id_]
 
     def names(self, ids: Sequence[ObjectId]) -> str:
-        """Return the names of objects, with commas between."""
+        """Return the names of objects as a comma-separated list."""
         return ", ".join(self._by_id[id_].name for id_ in ids)
 
     def find(self, name: str, *, quarantined: bool = False) -> CatalogObject:
-        """Return the object with this name. Raises `UnknownObject`, and `InvalidUsage` for a
-        relation, and for an object in quarantine unless `quarantined` allows it."""
+        """Return the table, view or index with this name. Raises `UnknownObject`; `InvalidUsage`
+        for a system relation, and for a quarantined object unless `quarantined` is set."""
         refuse_relation(name, "the object")
         entry = self._by_name.get(_key("", name))
         if entry is not None and not quarantined:
@@ -202,16 +207,16 @@ class CatalogSnapshot:
         if entry is None:
             for kind in OWN_NAMESPACE_KINDS:
                 if _key(kind, name) in self._by_name:
-                    raise InvalidUsage(f"{name} is a {kind}: it cannot be read or built upon")
+                    raise InvalidUsage(f"cannot read from {name}: it is a {kind}")
             raise UnknownObject(f"there is no table, view or index named {name!r}")
         return entry
 
     def check_usable(self, entry: CatalogObject) -> None:
-        """Raise `InvalidUsage` for an object in quarantine."""
+        """Raise `InvalidUsage` if the object is quarantined."""
         found = self.quarantined.get(entry.id)
         if found is not None:
             raise InvalidUsage(
-                f"{entry.kind} {entry.name} is quarantined: {found.reason}; drop it, or replace it"
+                f"{entry.kind} {entry.name} is quarantined: {found.reason}; drop or replace it"
             )
 
     def has(self, name: str) -> bool:
@@ -219,19 +224,20 @@ class CatalogSnapshot:
         return _key("", name) in self._by_name
 
     def find_stored(self, name: str, purpose: str) -> CatalogObject:
-        """Return the object with this name, which has contents or is an index. Raises as `find`,
-        and `InvalidUsage` for a plain view; `purpose` is for its message."""
+        """Return the object with this name, which must have contents or be an index. Raises as
+        `find` does, and `InvalidUsage` for a plain view, with `purpose` as the start of the
+        text."""
         entry = self.find(name)
         if entry.kind == PLAIN_VIEW:
             raise InvalidUsage(
-                f"{purpose}: {entry.name} is a plain view, which has no contents of its own: query "
-                f"it by SELECT, or make a materialized view of it"
+                f"{purpose}: {entry.name} is a plain view, which stores no contents: query it with "
+                f"SELECT, or create a materialized view"
             )
         return entry
 
     def find_connector(self, kind: str, name: str, *, quarantined: bool = False) -> CatalogObject:
         """Return the source or sink with this name. Raises `UnknownObject`, and `InvalidUsage` as
-        `find`."""
+        `find` does."""
         entry = self._by_name.get(_key(kind, name))
         if entry is None:
             raise UnknownObject(f"there is no {kind} named {name!r}")
@@ -240,17 +246,17 @@ class CatalogSnapshot:
         return entry
 
     def check_free(self, name: str, kind: str = "") -> None:
-        """Raise `ObjectExists` when the name is taken; `kind` counts for sources and sinks."""
+        """Raise `ObjectExists` if the name is taken in the namespace of `kind`."""
         entry = self._by_name.get(_key(kind, name))
         if entry is not None:
-            raise ObjectExists(f"{name!r} is taken by a {entry.kind} ({entry.name})")
+            raise ObjectExists(f"{name!r} already exists: it is a {entry.kind} ({entry.name})")
 
     def dependents(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
         """Return the objects that depend directly on this one."""
         return tuple(entry for entry in self._by_id.values() if id_ in entry.depends)
 
     def dependents_below(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
-        """Return the objects that depend on this one at any depth, nearer ones first."""
+        """Return all direct and indirect dependents of this object, nearest first."""
         found: dict[ObjectId, CatalogObject] = {}
         seek = [id_]
         while seek:
@@ -261,8 +267,8 @@ class CatalogSnapshot:
         return tuple(found.values())
 
     def dropped_with(self, entry: CatalogObject) -> tuple[CatalogObject, ...]:
-        """Return what a drop of this object takes with it: all that depends on it, and the views
-        that were to come in the place of one of them."""
+        """Return what dropping this object with CASCADE also drops: all its dependents, and the
+        views being computed to replace any of them."""
         found = {each.id: each for each in self.dependents_below(entry.id)}
         for each in (entry, *found.values()):
             coming = self.replacement(each.id)
@@ -271,11 +277,12 @@ class CatalogSnapshot:
         return tuple(found.values())
 
     def replacement(self, id_: ObjectId) -> CatalogObject | None:
-        """Return the view that is computed to come in this one's place, or None."""
+        """Return the view that is being computed to replace this one, or None."""
         return next((entry for entry in self._by_id.values() if entry.replaces == id_), None)
 
     def subscribed_on(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
-        """Return the views of subscribes that depend directly on this object: they go with it."""
+        """Return the views of subscribes that depend directly on this object: they are dropped with
+        it."""
         return tuple(each for each in self.dependents(id_) if is_subscribed_view(each.name))
 
     def indexes(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
@@ -283,15 +290,15 @@ class CatalogSnapshot:
         return tuple(self._indexes.get(id_, ()))
 
     def readable(self) -> dict[str, TableSchema]:
-        """Return the schemas of tables, source tables and views by name: the inputs that a view may
-        have."""
+        """Return the schemas of everything that a view may read (tables, source tables, views), by
+        name."""
         kinds = (TABLE, SOURCE_TABLE, VIEW)
         found = self._by_id.values()
         return {e.name: e.schema for e in found if e.kind in kinds and not e.replaces}
 
     def readable_by(self, plan: DeltaPlan | None) -> dict[str, TableSchema]:
-        """Return the schemas of `readable` as a view of this plan reads them: without the columns
-        that its inputs were given since, so that ``*`` means the same."""
+        """Return the schemas of `readable`, without the columns added to the inputs since `plan`
+        was compiled, so that ``*`` keeps its meaning."""
         return {name: columns_read(plan, name, each) for name, each in self.readable().items()}
 
     def of_kind(self, kind: str) -> tuple[CatalogObject, ...]:
@@ -299,8 +306,8 @@ class CatalogSnapshot:
         return tuple(entry for entry in self._by_id.values() if entry.kind == kind)
 
     def below(self, id_: ObjectId) -> frozenset[ObjectId | None]:
-        """Return the source tables that an object is or depends on, at any depth. None among them
-        stands for all tables that clients write."""
+        """Return the source tables that an object is or depends on, directly or not. None in the
+        result stands for the tables that clients write."""
         known = self._below.get(id_)
         if known is None:
             entry = self._by_id[id_]
@@ -308,41 +315,41 @@ class CatalogSnapshot:
                 known = frozenset({None if entry.kind == TABLE else id_})
             else:
                 known = frozenset().union(*(self.below(below) for below in entry.depends))
-            # A catalog never changes, so what was found stays true.
+            # Cached forever: a snapshot never changes.
             self._below[id_] = known
         return known
 
     def allowed_lag_ms(self, id_: ObjectId) -> int:
-        """Return the greatest target lag of the object and of all objects that it depends on."""
+        """Return the greatest target lag of the object and everything that it depends on."""
         known = self._allowed_lags.get(id_)
         if known is None:
             entry = self._by_id[id_]
-            # Cached, since each read asks and a diamond of views would be walked many times.
+            # Cached: each read asks for it, and a diamond of views would be walked many times.
             known = max([entry.target_lag_ms, *map(self.allowed_lag_ms, entry.depends)])
             self._allowed_lags[id_] = known
         return known
 
     def add(self, entry: CatalogObject) -> CatalogSnapshot:
-        """Return a catalog with one more object, whose id is `new_id`. Raises `ObjectExists`,
-        and `InvalidUsage` if the object depends on the view of a subscribe."""
+        """Return a catalog with one more object, whose id is `new_id`. Raises `ObjectExists`, and
+        `InvalidUsage` if the object depends on the view of a subscribe."""
         self.check_free(entry.name, entry.kind)
         assert entry.id == self.new_id, (entry.id, self.new_id)
         assert all(id_ in self._by_id for id_ in entry.depends), entry.depends
         for id_ in entry.depends:
-            # Such a view goes when its subscribe ends, whatever depends on it.
+            # Such a view is dropped when its subscribe ends, so nothing may depend on it.
             if is_subscribed_view(self._by_id[id_].name):
-                raise InvalidUsage("nothing is built on the view of a subscribe")
+                raise InvalidUsage("nothing may depend on the view of a subscribe")
         return CatalogSnapshot((*self.objects, entry), self.next_id + 1, self.quarantined)
 
     def remove(self, *entries: CatalogObject) -> CatalogSnapshot:
-        """Return a catalog without these objects. Raises `ObjectInUse` naming the objects that
-        depend on one."""
+        """Return a catalog without these objects. Raises `ObjectInUse`, which names the dependents,
+        if others depend on them or one is being replaced."""
         gone = {entry.id for entry in entries}
         for entry in entries:
             coming = self.replacement(entry.id)
             if coming is not None and coming.id not in gone:
                 raise ObjectInUse(
-                    f"{entry.kind} {entry.name} is being replaced: wait for that, or cancel it"
+                    f"{entry.kind} {entry.name} is being replaced: wait for the end, or cancel it"
                 )
             users = [user for user in self.dependents(entry.id) if user.id not in gone]
             if users:
@@ -353,28 +360,30 @@ class CatalogSnapshot:
         return CatalogSnapshot(kept, self.next_id, quarantined)
 
     def put(self, *entries: CatalogObject, used: int = 0) -> CatalogSnapshot:
-        """Return a catalog in which these entries stand for those of the same ids. `used` further
+        """Return a catalog in which these entries replace those with the same ids. The next `used`
         ids count as given out. Raises `ObjectExists`.
 
-        Objects are in an order in which each comes after those that it depends on, which may differ
-        from that of their ids then.
+        Afterwards each object still comes after its dependencies, but the order may no longer
+        follow the ids.
         """
         become = {entry.id: entry for entry in entries}
         for entry in entries:
             taken = self._by_name.get(_key(entry.kind, entry.name))
             if taken is not None and taken.id not in become:
-                raise ObjectExists(f"{entry.name!r} is taken by a {taken.kind} ({taken.name})")
+                raise ObjectExists(
+                    f"{entry.name!r} already exists: it is a {taken.kind} ({taken.name})"
+                )
         changed = [become.get(entry.id, entry) for entry in self.objects]
         quarantined = {id_: each for id_, each in self.quarantined.items() if id_ not in become}
         return CatalogSnapshot(_in_order(changed), self.next_id + used, quarantined)
 
     def quarantine(self, found: Mapping[ObjectId, Quarantine]) -> CatalogSnapshot:
-        """Return a catalog in which these objects are in quarantine, too."""
+        """Return a catalog in which these objects are quarantined, too."""
         known = {id_: each for id_, each in found.items() if id_ in self._by_id}
         return CatalogSnapshot(self.objects, self.next_id, {**known, **self.quarantined})
 
     def inlined(self, sql: str) -> tuple[str, tuple[ObjectId, ...]]:
-        """Return a query with the plain views that it names inlined, and their ids."""
+        """Return a query with the plain views that it names inlined, and the ids of those views."""
         found = self.plain_views_in(sql)
         text = define_views(sql, {fold(each.name): each.sql for each in found})
         return text, tuple(each.id for each in found)
@@ -390,7 +399,7 @@ class CatalogSnapshot:
         return {fold(each.name): each for each in found if each.id not in self.quarantined}
 
     def encode(self) -> bytes:
-        """Return the durable document."""
+        """Return the document to store."""
         objects = [
             msgspec.Raw(self.quarantined[entry.id].original)
             if entry.id in self.quarantined and self.quarantined[entry.id].original
@@ -403,8 +412,8 @@ class CatalogSnapshot:
 
 
 def columns_read(plan: DeltaPlan | None, name: str, schema: TableSchema) -> TableSchema:
-    """Return the schema with which a view of this plan reads an input, which may have been given
-    further columns since."""
+    """Return the schema with which a plan reads an input: without columns that were added since the
+    plan was compiled."""
     inputs = () if plan is None else zip(plan.inputs, plan.input_schemas, strict=True)
     for known, read in inputs:
         if fold(known) == fold(name) and schema.columns[: len(read.columns)] == read.columns:
@@ -413,12 +422,12 @@ def columns_read(plan: DeltaPlan | None, name: str, schema: TableSchema) -> Tabl
 
 
 def _in_order(objects: Sequence[CatalogObject]) -> tuple[CatalogObject, ...]:
-    """Return the objects so that each comes after those that it depends on; otherwise their order
-    stays. The dependencies must have no circle."""
+    """Order objects so that each comes after its dependencies, and keep their order otherwise. The
+    dependencies must be acyclic."""
     by_id = {entry.id: entry for entry in objects}
     made: dict[ObjectId, CatalogObject] = {}
     for entry in objects:
-        # A stack and no recursion: a chain of views may be long.
+        # Use a stack, not recursion: a chain of views may be long.
         stack = [entry]
         while stack:
             missing = [by_id[id_] for id_ in stack[-1].depends if id_ not in made]

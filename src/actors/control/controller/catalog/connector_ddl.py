@@ -1,10 +1,12 @@
-"""Creation and drop of sources and sinks: changes of the catalog like those of `ddl`.
+"""Creates, alters and drops sources and sinks, which are changes of the catalog like those of
+`ddl`.
 
-Order of a creation: check names → read what the external system has (`describe`, `check`) → (sinks:
-a durable hold on the input) → ONE set: catalog and new shards with their first holds. Nothing is
-created externally before that. Order of a drop: check dependents → ONE set: catalog, removed
-shards, and a record of the external resource (a slot) → the cluster is told, and removes that
-resource. The record is deleted when that is done (`leftovers`).
+Order of a creation: check the names → ask the external system (`describe`, `check`) → (sinks: a
+durable hold on the input) → ONE set: catalog and new shards with their first holds. Nothing is
+created in the external system before that. Order of a drop: check the dependents → ONE set:
+catalog, removed shards, and a record of the external resource (such as a replication slot) → tell
+the cluster, which removes that resource. The record is deleted once it is gone
+(`connectors.external_cleanup`).
 """
 
 from __future__ import annotations
@@ -47,51 +49,52 @@ T = TypeVar("T")
 
 
 class ConnectorMakers(Protocol):
-    """Makes sources and sinks from configurations. Raises `InvalidUsage` for one that is not
-    valid."""
+    """Makes sources and sinks from configurations. Its methods raise `InvalidUsage` for an invalid
+    configuration."""
 
     def source(self, configuration: ConnectorConfiguration, id: ObjectId, /) -> SourceConnector:
-        """Return a source that was not opened yet."""
+        """Return a source that is not open yet."""
         ...
 
     def sink(self, configuration: ConnectorConfiguration, id: ObjectId, /) -> SinkConnector:
-        """Return a sink that was not opened yet."""
+        """Return a sink that is not open yet."""
         ...
 
     def external_resource(self, configuration: ConnectorConfiguration, id: ObjectId, /) -> str:
-        """Return the name of a source's external resource that must be cleaned up; empty if
-        none."""
+        """Return the name of the external resource that a source leaves behind when it is dropped,
+        or "" if there is none."""
         ...
 
     def options(self, configuration: ConnectorConfiguration, /, *, of_sink: bool) -> bytes:
-        """Return the options of a source or a sink that are not as by default, as JSON."""
+        """Return the non-default options of a source or a sink, as JSON."""
         ...
 
     def new_source(
         self, kind: str, config: bytes, /, *, privileged: bool = True
     ) -> ConnectorConfiguration:
-        """Return the configuration of a new source, from a user's JSON. `privileged`: the user is
-        an administrator, who may send a secret to any host that its list does not exclude."""
+        """Validate a user's JSON and return the configuration of a new source. `privileged` means
+        that the user is an administrator, who may send a secret to any host that the secret's own
+        list allows."""
         ...
 
     def new_sink(self, kind: str, options: bytes, /) -> ConnectorConfiguration:
-        """Return the configuration of a new sink, from a user's JSON."""
+        """Validate a user's JSON and return the configuration of a new sink."""
         ...
 
 
 class NoConnectors:
-    """The makers of a service without sources and sinks: no kind is known."""
+    """The connector makers of a service without sources and sinks: every kind is unknown."""
 
     def source(self, configuration: ConnectorConfiguration, id: ObjectId) -> SourceConnector:
-        """Raise `InvalidUsage`."""
-        raise InvalidUsage(f"this service knows no source of kind {configuration.kind!r}")
+        """Raise `InvalidUsage`: no source kind is available."""
+        raise InvalidUsage(f"unknown source kind {configuration.kind!r}: this service has none")
 
     def sink(self, configuration: ConnectorConfiguration, id: ObjectId) -> SinkConnector:
-        """Raise `InvalidUsage`."""
-        raise InvalidUsage(f"this service knows no sink of kind {configuration.kind!r}")
+        """Raise `InvalidUsage`: no sink kind is available."""
+        raise InvalidUsage(f"unknown sink kind {configuration.kind!r}: this service has none")
 
     def external_resource(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
-        """Return an empty name."""
+        """Return "": there are no external resources."""
         return ""
 
     def options(self, configuration: ConnectorConfiguration, *, of_sink: bool) -> bytes:
@@ -101,33 +104,34 @@ class NoConnectors:
     def new_source(
         self, kind: str, config: bytes, *, privileged: bool = True
     ) -> ConnectorConfiguration:
-        """Raise `InvalidUsage`."""
-        raise InvalidUsage(f"this service knows no source of kind {kind!r}")
+        """Raise `InvalidUsage`: no source kind is available."""
+        raise InvalidUsage(f"unknown source kind {kind!r}: this service has none")
 
     def new_sink(self, kind: str, options: bytes) -> ConnectorConfiguration:
-        """Raise `InvalidUsage`."""
-        raise InvalidUsage(f"this service knows no sink of kind {kind!r}")
+        """Raise `InvalidUsage`: no sink kind is available."""
+        raise InvalidUsage(f"unknown sink kind {kind!r}: this service has none")
 
 
 SOURCE_TABLES_MAX: Final = 256
 TRIED_SOURCES_MAX: Final = 64
-"""Sources that were refused whose names outside are remembered."""
+"""How many refused CREATE SOURCE statements are remembered with their configuration."""
 DESCRIBE_DEADLINE_MS: Final = 60_000
-"""Time in which an external system must have answered `describe` or `check`."""
+"""Time limit for `describe` and `check` of an external system (ms)."""
 
 
-class StorageStore:
+class ConnectorStore:
     """Carries out changes of sources and sinks."""
 
     def __init__(self, store: CatalogStore, makers: ConnectorMakers) -> None:
         self._store = store
         self._makers = makers
         self._tried: dict[tuple[str, str, bytes], ConnectorConfiguration] = {}
-        """Configurations of sources that were refused, by the statements that asked for them."""
+        """Configurations of refused CREATE SOURCE statements, by name, kind and options; an entry
+        goes when its source is created, or as the oldest of too many."""
 
     @property
     def makers(self) -> ConnectorMakers:
-        """Return the makers of sources and sinks."""
+        """Return the connector makers."""
         return self._makers
 
     # -- sources -------------------------------------------------------------------------------
@@ -140,15 +144,15 @@ class StorageStore:
         *,
         privileged: bool = True,
     ) -> CatalogChanged:
-        """Create a source and its tables; `privileged`: for an administrator. Raises `InvalidUsage`
-        and its children, `SourceUnreachable`, `StorageError`."""
+        """Create a source and its tables. `privileged` is True for an administrator. Raises
+        `InvalidUsage` and its subclasses, `SourceUnreachable`, `StorageError`."""
         name = check_name("source", request.name)
         catalog.check_free(name, SOURCE)
         configuration = self._makers.new_source(
             request.kind, request.configuration, privileged=privileged
         )
-        # A refusal names what must be made outside, which then has the name that the next try
-        # looks for.
+        # A refusal may tell the user to create something (such as a slot) under a generated name:
+        # reuse the configuration so that the next attempt looks for the same name.
         asked = (fold(name), request.kind, request.configuration)
         configuration = self._tried.setdefault(asked, configuration)
         if len(self._tried) > TRIED_SOURCES_MAX:
@@ -168,11 +172,9 @@ class StorageStore:
         shards = [NewShard(id=id_, schema=REMAP, holds={RETAIN: 0})]
         tables, left_out = _tables(grown, entry, exports, request.tables, alone=len(exports) == 1)
         if not tables:
-            why = "; ".join(left_out) or "there is none"
-            raise InvalidUsage(
-                f"source {name}: there is no table outside that it could fill: {why}"
-            )
-        # The next source of the name has resources of its own.
+            why = "; ".join(left_out) or "it has none"
+            raise InvalidUsage(f"source {name}: no upstream table can be ingested: {why}")
+        # A later source of the same name gets resources of its own.
         self._tried.pop(asked, None)
         changed = await self._add(grown, seqno, entry, tables, shards)
         return msgspec.structs.replace(changed, notices=tuple(left_out))
@@ -190,7 +192,7 @@ class StorageStore:
         for export in exports:
             if export.name in there:
                 raise InvalidUsage(
-                    f"source {entry.name} fills {there[export.name]} from {export.name} already"
+                    f"source {entry.name} already ingests {export.name} into {there[export.name]}"
                 )
         tables, _ = _tables(catalog, entry, exports, request.add, alone=False)
         return await self._add(catalog, seqno, None, tables, [])
@@ -198,8 +200,8 @@ class StorageStore:
     async def describe_added(
         self, catalog: CatalogSnapshot, entry: CatalogObject, columns: Sequence[TableColumn]
     ) -> tuple[TableColumn, ...]:
-        """Return further columns of a source's table as the source has them. Raises `InvalidUsage`,
-        `SourceUnreachable`."""
+        """Return columns to add to a source's table, with the types that the source gives them.
+        Raises `InvalidUsage`, `SourceUnreachable`."""
         filled = catalog.by_id(entry.depends[0])
         assert filled.configuration is not None, filled.name
         source = self._makers.source(filled.configuration, filled.id)
@@ -215,7 +217,9 @@ class StorageStore:
     ) -> tuple[SourceExport, ...]:
         wanted = None if tables is None else {each.outside: each.exclude for each in tables}
         if wanted is not None and tables is not None and len(wanted) < len(tables):
-            raise InvalidUsage("a table outside is named twice: each fills one table here")
+            raise InvalidUsage(
+                "an upstream table is listed twice: it can be ingested into one table only"
+            )
         source = self._makers.source(configuration, id_)
         try:
             return await _within_deadline(
@@ -245,21 +249,21 @@ class StorageStore:
         """Drop a source and its tables. Raises `UnknownObject`, `ObjectInUse`, `StorageError`."""
         entry = catalog.find_connector(SOURCE, request.name, quarantined=True)
         tables = catalog.dependents(entry.id)
-        # A view of a subscribe may read several of the tables.
+        # The view of a subscribe may read several of the tables.
         followed = {each.id: each for table in tables for each in catalog.subscribed_on(table.id)}
         gone = (*tables, *followed.values())
         if request.cascade:
             gone = catalog.dependents_below(entry.id)
         smaller = catalog.remove(entry, *gone)
-        # Of a source that cannot be read nobody knows what it keeps outside.
+        # If the source's configuration cannot be read, its external resource is unknown.
         configuration = None if entry.id in catalog.quarantined else entry.configuration
         kept = (
             "" if configuration is None else self._makers.external_resource(configuration, entry.id)
         )
-        # Set together with the drop, so that a crash cannot leave a resource that is not known.
+        # Stored in the same set as the drop, so that a crash cannot leave an unrecorded resource.
         records = [record_cas(cleanup_record_of(entry, kept))] if kept else []
         changed = await self._store.drop_all(smaller, seqno, entry, gone, records)
-        # The source's own tables go with it in any case.
+        # The source's own tables are always dropped, so they need no notice.
         also = [each for each in gone if each not in tables]
         notices = cascade_notices(also) if request.cascade else ()
         return msgspec.structs.replace(changed, notices=notices)
@@ -269,7 +273,7 @@ class StorageStore:
     async def create_sink(
         self, catalog: CatalogSnapshot, seqno: int | None, request: CreateSink
     ) -> CatalogChanged:
-        """Create a sink. Raises `InvalidUsage` and its children, `SourceUnreachable`,
+        """Create a sink. Raises `InvalidUsage` and its subclasses, `SourceUnreachable`,
         `StorageError`."""
         name = check_name("sink", request.name)
         catalog.check_free(name, SINK)
@@ -298,7 +302,7 @@ class StorageStore:
         try:
             return await self._store.store(catalog.add(entry), seqno, [], created=entry)
         except PenstockError as error:
-            # If the outcome is open, the sink may be there and need its hold.
+            # If the error is indeterminate, the sink may exist and need its hold.
             if error.determinate and on.shard is not None:
                 await self._store.drop_hold(on.shard, holder)
             raise
@@ -306,7 +310,7 @@ class StorageStore:
     async def drop_sink(
         self, catalog: CatalogSnapshot, seqno: int | None, name: str
     ) -> CatalogChanged:
-        """Drop a sink; its hold is dropped when the cluster has stopped it. Raises `UnknownObject`,
+        """Drop a sink. Its hold is dropped once the cluster has stopped it. Raises `UnknownObject`,
         `StorageError`."""
         entry = catalog.find_connector(SINK, name, quarantined=True)
         smaller = catalog.remove(entry)
@@ -321,22 +325,23 @@ def _tables(
     *,
     alone: bool,
 ) -> tuple[list[CatalogObject], list[str]]:
-    """Return the tables of a source, with ids from the catalog's next one on, and the reasons why
-    others are left out if all are wanted (`wanted` None). `alone`: the only table may bear the
-    source's name. Raises `InvalidUsage`, `ObjectExists`."""
+    """Return the catalog entries of a source's tables, with ids from the catalog's next one on, and
+    a note for each table left out. Tables are left out only if no table list was given (`wanted`
+    None). `alone` lets the only table take the source's name. Raises `InvalidUsage`,
+    `ObjectExists`."""
     there = catalog.get(source.id)
     filled = 0 if there is None else len(catalog.dependents(source.id))
     if filled + len(exports) > SOURCE_TABLES_MAX:
         raise InvalidUsage(
-            f"source {source.name} would fill {filled + len(exports)} tables; the limit is "
-            f"{SOURCE_TABLES_MAX}: name those that are wanted"
+            f"source {source.name} would ingest {filled + len(exports)} tables (limit "
+            f"{SOURCE_TABLES_MAX}): list the tables to ingest"
         )
     named = {each.outside: each.name for each in wanted or ()}
     unknown = named.keys() - {export.asked_as or export.name for export in exports}
     if unknown:
         raise InvalidUsage(
-            f"source {source.name}: nothing outside is called {', '.join(sorted(unknown))}; there"
-            f" is {', '.join(export.name for export in exports) or 'nothing'}"
+            f"source {source.name}: no upstream table is named {', '.join(sorted(unknown))} "
+            f"(available: {', '.join(export.name for export in exports) or 'none'})"
         )
     found: list[CatalogObject] = []
     left_out: list[str] = []
@@ -350,10 +355,11 @@ def _tables(
             entry = _table(source, export, name, catalog.next_id)
             catalog = catalog.add(entry)
         except (InvalidUsage, ObjectExists) as error:
-            # A table that was asked for is an error; of all tables, the others are still filled.
+            # A table that the user named is an error; otherwise the remaining tables are still
+            # created.
             if wanted is not None:
                 raise
-            left_out.append(f"{export.name} is left out: {error}")
+            left_out.append(f"skipped {export.name}: {error}")
         else:
             found.append(entry)
     return found, left_out
@@ -379,5 +385,5 @@ async def _within_deadline(work: Awaitable[T], what: str) -> T:
             return await work
     except TimeoutError:
         raise DeadlineExceeded(
-            f"{what}: the outside did not say what is there within {DESCRIBE_DEADLINE_MS} ms"
+            f"{what}: the external system did not answer within {DESCRIBE_DEADLINE_MS} ms"
         ) from None

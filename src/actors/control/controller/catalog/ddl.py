@@ -1,11 +1,12 @@
-"""Changes of the catalog, each one compare-and-set together with the shards it concerns.
+"""Changes of the catalog, each one compare-and-set together with the shards it affects.
 
-Order of a creation: check names → (views: Spark analyses the text) → choose the as_of → durable
-holds on the inputs → ONE set: catalog and new shards with their first holds. Order of a drop: check
-dependents → (tables: wait for running writes) → ONE set: catalog and removed shards → drop the
-holds on the inputs. A crash leaves at most holds without an object, which the next start drops.
+Order of a creation: check the names → (views: Spark analyses the text) → choose the as_of → take
+durable holds on the inputs → ONE set: catalog and new shards with their first holds. Order of a
+drop: check the dependents → (tables: wait for running writes) → ONE set: catalog and removed shards
+→ drop the holds on the inputs. A crash leaves at most holds without an object, which the next start
+drops.
 
-One change at a time: the owner ensures that.
+The caller makes one change at a time.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ COLUMNS_MAX: Final = 1024
 
 
 def check_subscribed_view(request: CreateView) -> None:
-    """Raise `InvalidUsage` unless a view that is said to be of one subscribe is no more than
-    that."""
-    # It needs no right to create, so that it must be no other view than a subscribe makes.
+    """Raise `InvalidUsage` if a request to create the view of a subscribe contains anything that
+    such a view may not have."""
+    # Such a view needs no CREATE right, so it must be nothing else than what a subscribe creates.
     plain = CreateView(
         request.request,
         request.name,
@@ -86,9 +87,9 @@ def check_subscribed_view(request: CreateView) -> None:
     )
     if request != plain or not is_subscribed_view(request.name):
         raise InvalidUsage(
-            f"view {request.name!r} of a subscribe: it has a name that begins with "
-            f"{SUBSCRIBED_PREFIX}, a query, a time zone, a refresh policy and a time, and nothing "
-            "else"
+            f"invalid view {request.name!r} of a subscribe: its name must start with "
+            f"{SUBSCRIBED_PREFIX}, and it may set only a query, a time zone, a refresh policy and "
+            "a time"
         )
 
 
@@ -100,13 +101,14 @@ class CatalogChanged(msgspec.Struct, frozen=True):
     created: CatalogObject | None = None
     dropped: CatalogObject | None = None
     also: tuple[CatalogObject, ...] = ()
-    """Tables of a source that were created or dropped with it."""
+    """Tables of a source that were created or dropped with it, or dependents that were dropped."""
     notices: tuple[str, ...] = ()
-    """Notices for the client: tables that were left out."""
+    """Notices for the client, such as skipped tables."""
     altered: tuple[CatalogObject, ...] = ()
-    """Objects with another definition than before, of the same ids."""
+    """Objects whose definition changed; their ids are the same."""
     refusal: PenstockError | None = None
-    """Why the statement failed nevertheless: what it had made before was dropped."""
+    """The error to answer with, although the catalog changed: what the statement had created was
+    dropped again."""
 
 
 class CatalogStore:
@@ -128,7 +130,7 @@ class CatalogStore:
     async def create_table(
         self, catalog: CatalogSnapshot, seqno: int | None, request: CreateTable
     ) -> CatalogChanged:
-        """Create a table. Raises `InvalidUsage` and its children, and `StorageError`."""
+        """Create a table. Raises `InvalidUsage` and its subclasses, and `StorageError`."""
         name = check_name("table", request.name)
         catalog.check_free(name)
         schema = table_schema(name, request.schema)
@@ -150,8 +152,8 @@ class CatalogStore:
     async def create_view(
         self, catalog: CatalogSnapshot, seqno: int | None, request: CreateView
     ) -> CatalogChanged:
-        """Create a view. Raises `QueryRejected`, `InvalidUsage` and its children, engine and store
-        errors."""
+        """Create a view. Raises `QueryRejected`, `InvalidUsage` and its subclasses, engine and
+        store errors."""
         name = self._view_name(catalog, request)
         catalog.check_free(name)
         return await self.add_view(catalog, seqno, name, request)
@@ -165,16 +167,16 @@ class CatalogStore:
         plan: DeltaPlan | None = None,
         replaces: ObjectId = "",
     ) -> CatalogChanged:
-        """Add a view under this name; `plan` is its plan if it was compiled already, `replaces` the
-        view in whose place it comes later. Raises as `create_view`."""
-        # Checked before anything is held: a refused view leaves nothing behind.
+        """Add a view under this name. `plan` is its plan if already compiled; `replaces` is the
+        view that it will replace once computed. Raises as `create_view` does."""
+        # Check before taking holds, so that a refused view leaves nothing behind.
         retained, lag_ms = retain(request.retain_history_ms), target_lag(request.target_lag_ms)
         if plan is None:
             plan = await self.compile(catalog, request.sql, request.conf, request.refresh_policy)
         sql, plain = catalog.inlined(request.sql)
         inputs = [catalog.find(name) for name in plan.inputs]
         id_ = catalog.new_id
-        # Held before the view exists: its inputs must not be compacted beyond the as_of in between.
+        # Hold the inputs before the view exists, so that they cannot be compacted beyond the as_of.
         as_of = await self.hold_inputs(dataflow_holder(id_), inputs, request.as_of)
         shards = [_view_shard(id_, plan.output, id_, as_of)]
         hidden = tuple(
@@ -211,15 +213,15 @@ class CatalogStore:
         return await self._create_on(catalog, seqno, entry, shards)
 
     def _view_name(self, catalog: CatalogSnapshot, request: CreateView) -> str:
-        """Return the name of a new view. Raises `InvalidUsage`, and `ResourceBusy` for more views
-        of subscribes than there may be."""
+        """Return the name of a new view. Raises `InvalidUsage`, and `ResourceBusy` if there are too
+        many views of subscribes."""
         if not request.for_subscribe:
             return check_name("view", request.name)
         check_subscribed_view(request)
         limit = self._settings.sql_followed_queries_max
         if sum(is_subscribed_view(each.name) for each in catalog.objects) >= limit:
             raise ResourceBusy(
-                f"{limit} queries are followed by subscribes already (sql_followed_queries_max)"
+                f"too many subscribes to queries: {limit} are open (sql_followed_queries_max)"
             )
         return request.name
 
@@ -231,8 +233,8 @@ class CatalogStore:
         policy: str,
         former: DeltaPlan | None = None,
     ) -> DeltaPlan:
-        """Return the plan of a view of this query, or another plan in place of a former one;
-        nothing is changed. Raises `QueryRejected`, `UnknownObject`, `InvalidUsage` and engine
+        """Compile a query and return its plan; nothing is changed. `former` is the plan that it
+        replaces, if any. Raises `QueryRejected`, `UnknownObject`, `InvalidUsage` and engine
         errors."""
         sql, _ = catalog.inlined(sql)
         limits = PlanLimits(
@@ -247,7 +249,7 @@ class CatalogStore:
         return with_policy(plan, policy)
 
     async def _eager_choice(self, catalog: CatalogSnapshot, inputs: Sequence[str]) -> EagerChoice:
-        """Return the choice of sums below joins, by the inputs' numbers of rows."""
+        """Decide from the sizes of the inputs which sums to take below joins."""
         found = (catalog.find(name).shard for name in inputs)
         states = [await self._persist.state(shard) for shard in found if shard is not None]
         rows = tuple(state.rows for state in states)
@@ -256,18 +258,18 @@ class CatalogStore:
     async def create_index(
         self, catalog: CatalogSnapshot, seqno: int | None, request: CreateIndex
     ) -> CatalogChanged:
-        """Create an index. Raises `InvalidUsage` and its children, and `StorageError`."""
+        """Create an index. Raises `InvalidUsage` and its subclasses, and `StorageError`."""
         name = check_name("index", request.name)
         catalog.check_free(name)
         target = catalog.find_stored(request.on, f"index {name}")
         if target.kind == INDEX:
-            raise InvalidUsage(f"{target.name} is an index: make the index on a table or a view")
+            raise InvalidUsage(f"{target.name} is an index: create the index on a table or a view")
         key = columns_named(target, request.key)
         for column in target.schema.columns:
             if column.name in key:
                 check_key_type(column.name, arrow_type(column.type))
         if not key:
-            raise InvalidUsage(f"index {name}: give at least one key column of {target.name}")
+            raise InvalidUsage(f"index {name}: expected at least one key column of {target.name}")
         id_ = catalog.new_id
         as_of = await self.hold_inputs(dataflow_holder(id_), [target])
         entry = CatalogObject(
@@ -284,12 +286,13 @@ class CatalogStore:
     async def rebuilt_indexes(
         self, catalog: CatalogSnapshot, entry: CatalogObject, schema: TableSchema, first_id: int
     ) -> list[CatalogObject]:
-        """Return an object's indexes with these columns, by dataflows of their own, whose ids are
-        from that number on; the object is held for them. Raises `ReadBelowSince`,
+        """Return an object's indexes with these columns, each maintained by a new dataflow; the
+        dataflows get ids from `first_id` on, and holds on the object. Raises `ReadBelowSince`,
         `StorageError`."""
         found = []
         for number, index in enumerate(catalog.indexes(entry.id), first_id):
-            # The one that runs keeps the columns that it was made for.
+            # The running dataflow keeps the columns that it was created with, so a new one is
+            # needed.
             made = msgspec.structs.replace(index, schema=schema, dataflow=f"u{number}")
             as_of = await self.hold_inputs(dataflow_holder(made.dataflow_id), [entry])
             found.append(msgspec.structs.replace(made, as_of=as_of))
@@ -302,11 +305,12 @@ class CatalogStore:
         entry: CatalogObject,
         shards: Sequence[NewShard],
     ) -> CatalogChanged:
-        """Store an object that holds its inputs; drop the holds if that surely failed."""
+        """Store an object whose inputs are held; drop the holds if the object was certainly not
+        created."""
         try:
             return await self.store(catalog.add(entry), seqno, shards, created=entry)
         except PenstockError as error:
-            # If the outcome is open, the object may be there and need its holds.
+            # If the error is indeterminate, the object may exist and need its holds.
             if error.determinate:
                 await self.drop_holds(catalog, entry)
             raise
@@ -314,11 +318,13 @@ class CatalogStore:
     async def hold_inputs(
         self, holder: str, inputs: Sequence[CatalogObject], wanted: Time | None = None
     ) -> Time:
-        """Hold all inputs for `holder` at the latest time at which all can be read, or at `wanted`
-        if that is earlier, and return the time. Raises `ReadBelowSince`."""
+        """Hold all inputs for `holder` at the latest time at which all of them can be read, or at
+        `wanted` if that is earlier. Return the time. Raises `ReadBelowSince`."""
         shards = [each.shard for each in inputs if each.shard is not None]
         names = ", ".join(each.name for each in inputs)
-        failed = PenstockError(f"the history of {names} is compacted faster than it can be held")
+        failed = PenstockError(
+            f"the history of {names} is compacted faster than it can be held: try again"
+        )
         for _ in range(AS_OF_ATTEMPTS_MAX):
             states = [await self._persist.state(shard) for shard in shards]
             uppers = [await self._persist.upper(shard) for shard in shards]
@@ -327,18 +333,18 @@ class CatalogStore:
             if wanted is not None and wanted < as_of:
                 as_of = wanted
             if as_of < since:
-                text = f"the contents at {as_of}: the history of {names} begins at {since}"
+                text = f"cannot read {names} at {as_of}: the history begins at {since}"
                 failed = ReadBelowSince(text)
                 break
             try:
                 await self._persist.set_holds([(shard, holder, as_of) for shard in shards])
             except ReadBelowSince:
-                # An input was compacted beyond the chosen time meanwhile: choose again.
+                # An input was compacted beyond the chosen time in the meantime: choose again.
                 continue
             states = [await self._persist.state(shard) for shard in shards]
             if all(state.since <= as_of for state in states):
                 return as_of
-        # The object will never be there, so nothing else would drop its holds.
+        # The object will not be created, so nothing else would drop its holds.
         for shard in shards:
             await self.drop_hold(shard, holder)
         raise failed
@@ -352,14 +358,14 @@ class CatalogStore:
         entry: CatalogObject,
         also: tuple[CatalogObject, ...] = (),
     ) -> CatalogChanged:
-        """Drop an object, and `also` others that depend on it. Raises `ObjectInUse`,
-        `StorageError`. The holds stay: see `drop_holds`."""
+        """Drop an object, and with it `also`, others that depend on it. Raises `ObjectInUse`,
+        `StorageError`. Keeps the holds on the inputs: see `drop_holds`."""
         return await self.drop_all(catalog.remove(entry, *also), seqno, entry, also)
 
     async def replace_entries(
         self, catalog: CatalogSnapshot, seqno: int | None, entries: Sequence[CatalogObject]
     ) -> CatalogChanged:
-        """Store other definitions of objects, whose shards and dataflows stay as they are. Raises
+        """Store new definitions of objects whose shards and dataflows stay the same. Raises
         `ObjectExists`, `WriterFenced`, `StorageError`."""
         made = catalog.put(*entries)
         if not await self._persist.compare_and_set(
@@ -370,12 +376,12 @@ class CatalogStore:
 
     @property
     def persist(self) -> PersistClient:
-        """Return the store of shards and of the catalog."""
+        """Return the store of the shards and the catalog."""
         return self._persist
 
     @property
     def analyze(self) -> AnalyzeQuery:
-        """Return the analysis of queries by the engine."""
+        """Return the function by which the engine analyses queries."""
         return self._analyze
 
     async def drop_all(
@@ -386,7 +392,7 @@ class CatalogStore:
         also: tuple[CatalogObject, ...],
         records: Sequence[CompareAndSet] = (),
     ) -> CatalogChanged:
-        """Store a catalog without these objects; `records` are set with it. Raises `WriterFenced`,
+        """Store a catalog without these objects, and set `records` with it. Raises `WriterFenced`,
         `StorageError`."""
         cas = [CompareAndSet(CATALOG_KEY, seqno, smaller.encode()), *records]
         shards = [shard for each in (entry, *also) for shard in each.shards]
@@ -396,14 +402,14 @@ class CatalogStore:
             done = await self._persist.compare_and_set(cas)
         if not done:
             raise fenced(seqno)
-        # Sources and sinks have no hydration notes, and their tasks should hear of the drop soon.
+        # Sources and sinks have no hydration notes, and their tasks should be stopped soon.
         if entry.kind not in CONNECTOR_KINDS:
             await self._forget_hydrations(shards)
         return CatalogChanged(smaller, seqno_after(seqno), dropped=entry, also=also)
 
     async def _forget_hydrations(self, shards: Sequence[ShardId]) -> None:
-        """Delete the notes of a view that was dropped while it hydrated; after a failure they stay
-        forever."""
+        """Delete the hydration notes of a view that was dropped while hydrating. If that fails,
+        they stay forever."""
         with suppress(StorageError):
             for shard in shards:
                 head = await self._persist.head(note_key(shard))
@@ -420,11 +426,11 @@ class CatalogStore:
                 await self.drop_hold(below.shard, dataflow_holder(entry.dataflow_id))
 
     async def drop_hold(self, shard: ShardId, holder: str) -> None:
-        """Drop one hold; a failure is only logged: the next start drops it."""
+        """Drop one hold. A failure is only logged: the next start drops the hold."""
         try:
             await self._persist.drop_hold(shard, holder)
         except (StorageError, UnknownObject) as error:
-            log.info("hold %s on shard %s stays for now: %s", holder, shard, error)
+            log.info("hold %s on shard %s could not be dropped yet: %s", holder, shard, error)
 
     # -- the record ----------------------------------------------------------------------------
 
@@ -449,7 +455,7 @@ class CatalogStore:
         return CatalogChanged(catalog, seqno_after(seqno), created=created, also=also)
 
     async def read_back(self) -> tuple[CatalogSnapshot, int | None]:
-        """Return the durable catalog, after a change whose outcome is open."""
+        """Read the durable catalog, after a change with an indeterminate error."""
         head = await self._persist.head(CATALOG_KEY)
         return (
             (CatalogSnapshot(), None) if head is None else (decode_catalog(head.data), head.seqno)
@@ -457,22 +463,23 @@ class CatalogStore:
 
 
 def seqno_after(seqno: int | None) -> int:
-    """Return the catalog's seqno after a set."""
-    # Computed and not read: a failed read would report a durable change as a failure.
+    """Return the catalog's seqno after a successful set."""
+    # Computed, not read: a failed read would report a durable change as a failure.
     return 0 if seqno is None else seqno + 1
 
 
 def columns_named(entry: CatalogObject, names: Sequence[str]) -> tuple[str, ...]:
-    """Return column names in the object's spelling. Raises `InvalidUsage`."""
+    """Return column names in the object's spelling. Raises `InvalidUsage` for unknown and duplicate
+    names."""
     own = {fold(name): name for name in entry.schema.names}
     for name in names:
         if fold(name) not in own:
             raise InvalidUsage(
-                f"{entry.name} has no column {name!r}; it has {', '.join(entry.schema.names)}"
+                f"{entry.name} has no column {name!r} (available: {', '.join(entry.schema.names)})"
             )
     found = tuple(own[fold(name)] for name in names)
     if len(set(found)) < len(found):
-        raise InvalidUsage(f"{entry.name}: a key column is named twice: {', '.join(names)}")
+        raise InvalidUsage(f"{entry.name}: duplicate column in ({', '.join(names)})")
     return found
 
 
@@ -482,16 +489,18 @@ def _view_shard(id_: ObjectId, schema: TableSchema, shard: ShardId, as_of: Time)
 
 
 def table_schema(table: str, schema: TableSchema) -> TableSchema:
-    """Return the schema with its key columns NOT NULL. Raises `InvalidUsage`."""
+    """Check a table's schema and return it with its key columns NOT NULL. Raises `InvalidUsage`."""
     if not 0 < len(schema.columns) <= COLUMNS_MAX:
-        raise InvalidUsage(f"table {table}: {len(schema.columns)} columns; give 1 to {COLUMNS_MAX}")
+        raise InvalidUsage(
+            f"table {table} has {len(schema.columns)} columns: expected 1 to {COLUMNS_MAX}"
+        )
     own: dict[str, TableColumn] = {}
     for column in schema.columns:
         check_name(f"table {table}: column", column.name)
         if fold(column.name) in own:
-            raise InvalidUsage(f"table {table}: column {column.name} is given twice")
+            raise InvalidUsage(f"table {table}: duplicate column {column.name}")
         if arrow_type(column.type) == arrow_type("void"):
-            raise InvalidUsage(f"table {table}: column {column.name} can only hold NULL")
+            raise InvalidUsage(f"table {table}: column {column.name} has type void: give it a type")
         own[fold(column.name)] = column
     missing = [name for name in schema.key if fold(name) not in own]
     if missing or len({fold(name) for name in schema.key}) < len(schema.key):
@@ -512,48 +521,49 @@ def table_schema(table: str, schema: TableSchema) -> TableSchema:
 def checked_defaults(
     table: str, schema: TableSchema, given: Mapping[str, ColumnDefault]
 ) -> dict[str, ColumnDefault]:
-    """Return the defaults that a request gives a table's columns, under the columns' own names.
-    Raises `InvalidUsage` for a column that is not there, a value that is none of the column's type,
-    and more bytes than a default may have."""
+    """Check the defaults that a request gives a table's columns, and return them by the columns'
+    own names. Raises `InvalidUsage` for an unknown column, a value of another type, or a default
+    that is too long."""
     own = {fold(column.name): column for column in schema.columns}
     found = {}
     for name, default in given.items():
         column = own.get(fold(name))
         if column is None:
-            raise InvalidUsage(f"table {table} has no column {name}, which is given a default")
+            raise InvalidUsage(f"default for unknown column {name} of table {table}")
         what = f"table {table}, column {column.name}: the default"
         if len(default.text.encode()) + len(default.value) > DEFAULT_BYTES_MAX:
-            raise InvalidUsage(f"{what} has more than {DEFAULT_BYTES_MAX} bytes")
+            raise InvalidUsage(f"{what} is too long (limit {DEFAULT_BYTES_MAX} bytes)")
         kind = arrow_type(column.type)
-        # Writes take it for the column's value without another look.
+        # Writes use the value without checking it again.
         if default.value:
             value = from_ipc(default.value)
             if value.num_rows != 1 or value.schema.types != [kind]:
-                raise InvalidUsage(f"{what} is no value of {column.type}")
+                raise InvalidUsage(f"{what} is not a value of type {column.type}")
         elif default.moment and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-            raise InvalidUsage(f"{what} is a time, and the column a {column.type}")
+            raise InvalidUsage(f"{what} is a time, but the column has type {column.type}")
         found[column.name] = default
     return found
 
 
 def target_lag(target_lag_ms: int) -> int:
-    """Return the target lag. Raises `InvalidUsage` for a negative one."""
+    """Check the target lag and return it. Raises `InvalidUsage` for a negative one."""
     if target_lag_ms < 0:
         raise InvalidUsage(
-            f"target_lag_ms = {target_lag_ms}: must not be negative; 0 is as fresh as can be"
+            f"target_lag_ms = {target_lag_ms}: must not be negative (0 is as fresh as possible)"
         )
     return target_lag_ms
 
 
 def retain(retain_history_ms: int | None) -> int | None:
-    """Return the retained history that was asked for (None: the default). Raises `InvalidUsage`."""
+    """Check the requested retained history and return it; None means the default. Raises
+    `InvalidUsage`."""
     if retain_history_ms is not None and retain_history_ms <= 0:
         raise InvalidUsage(f"retain_history_ms = {retain_history_ms}: must be greater than zero")
     return retain_history_ms
 
 
 def fenced(seqno: int | None) -> WriterFenced:
-    """Return the error of a catalog that another service has changed."""
+    """Return the error for a catalog that another service has changed."""
     return WriterFenced(
         f"the catalog is no longer at seqno {seqno}: another service changed it; nothing was done",
         determinate=True,
@@ -564,10 +574,10 @@ _SHOWN_KINDS: Final = {VIEW: "materialized view", PLAIN_VIEW: "view", SOURCE_TAB
 
 
 def cascade_notices(gone: Iterable[CatalogObject]) -> tuple[str, ...]:
-    """Return a line for each object that a drop takes along, as PostgreSQL words it."""
+    """Return a notice for each object that is dropped by CASCADE, in PostgreSQL's wording."""
     return tuple(
         f"drop cascades to {_SHOWN_KINDS.get(each.kind, each.kind)} {each.name}"
         for each in gone
-        # These no user has made.
+        # Users do not see these: they did not create them.
         if not each.replaces and not is_subscribed_view(each.name)
     )

@@ -1,8 +1,9 @@
-"""Reads the catalog's document, and keeps aside the objects that this release cannot use.
+"""Decodes the catalog's document and quarantines the objects that this release cannot use.
 
-No object keeps a service from starting. One that cannot be read, and what reads its contents, is in
-*quarantine*: listed with its reason, run by nobody, and dropped or replaced like any other. Its
-stored form stays as it is, for a release that can read it.
+No single object prevents a service from starting. An object that cannot be decoded, and everything
+that reads its contents, is *quarantined*: it is listed with the reason and does not run, and can be
+dropped or replaced like any other. Its stored form is kept unchanged for a release that can read
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from actors.runtime.errors import CorruptData, PenstockError, StateDirectoryErro
 from actors.runtime.progress import ObjectId
 
 _NEEDED: Final = ("id", "name", "kind")
-"""Fields without which an object cannot be listed, let alone dropped."""
+"""Fields without which an object cannot even be listed or dropped."""
 _UNREAD: Final = object()
 
 
@@ -42,17 +43,17 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def decode_catalog(data: bytes) -> CatalogSnapshot:
-    """Return the catalog in a document. Raises `StateDirectoryError` (another format),
-    `CorruptData` (no catalog at all)."""
+    """Decode the catalog. Raises `StateDirectoryError` (unknown format) and `CorruptData` (not a
+    catalog at all)."""
     try:
-        # The format first: a document of another version is refused by name and not taken for
-        # corrupt.
+        # Check the format first, so that a document of another version is refused as such and not
+        # as corrupt.
         found = msgspec.msgpack.decode(data, type=_Format).format
         if found not in (2, FORMAT_VERSION):
             than = "a newer one" if found > FORMAT_VERSION else "another state directory"
             raise StateDirectoryError(
-                f"the catalog has format {found}; this version knows {FORMAT_VERSION}: "
-                f"use the version that wrote it, or {than}"
+                f"the catalog has format {found}, but this version reads only format "
+                f"{FORMAT_VERSION}: use the version that wrote it, or {than}"
             )
         document = msgspec.msgpack.decode(data, type=_Document)
         quarantined: dict[ObjectId, Quarantine] = {}
@@ -69,8 +70,8 @@ def decode_catalog(data: bytes) -> CatalogSnapshot:
 
 
 def _read(raw: bytes) -> tuple[CatalogObject, str]:
-    """Return an object, and the reason why some of it cannot be read; a plan alone is no such
-    reason, since `upgrade_views` compiles it again."""
+    """Decode one object and return it with the reason why part of it cannot be read, or "". An
+    unreadable plan alone is not such a reason, since `upgrade_views` compiles it again."""
     try:
         return msgspec.msgpack.decode(raw, type=CatalogObject), ""
     except msgspec.ValidationError as error:
@@ -90,15 +91,15 @@ def _read(raw: bytes) -> tuple[CatalogObject, str]:
     if "plan" in lost:
         plan = stored["plan"]
         policy = plan.get("policy", AUTO) if isinstance(plan, dict) else AUTO
-        # Without a digest the view counts as stale.
+        # Without a digest the view counts as stale and is compiled again.
         read |= {"plan": _unreadable_plan(str(policy)), "fingerprint": "", "compiled_by": ""}
-    # What can be read is kept: its shards go with it when it is dropped.
+    # Keep what can be read, so that the object's shards can be dropped with it.
     entry = CatalogObject(**{"schema": TableSchema(()), **read})
     return entry, "" if lost == ["plan"] else why
 
 
 def _unreadable_plan(policy: str) -> DeltaPlan:
-    """Return a placeholder for a plan of another version, until its view is compiled anew."""
+    """Return a placeholder for the plan of another version, until its view is compiled again."""
     return DeltaPlan((), (), TableSchema(()), "", "opaque", "of another version", policy=policy)
 
 
@@ -107,7 +108,7 @@ def _cause(
     objects: dict[ObjectId, CatalogObject],
     quarantined: dict[ObjectId, Quarantine],
 ) -> str:
-    """Return why an object cannot run because of what it reads; "" if it can."""
+    """Return why an object cannot run because of what it reads, or "" if it can."""
     for id_ in entry.depends:
         below = objects.get(id_)
         # A table that a source has filled can be read without the source.
@@ -119,7 +120,7 @@ def _cause(
 def find_unusable(
     objects: Iterable[CatalogObject], describe: Callable[[CatalogObject], object]
 ) -> dict[ObjectId, Quarantine]:
-    """Return the objects of which no description can be made, with the reasons."""
+    """Return the objects whose dataflow cannot be described, with the reasons."""
     found = {}
     for entry in objects:
         try:
@@ -130,7 +131,7 @@ def find_unusable(
 
 
 def fault_text(error: Exception) -> str:
-    """Return the reason that an error gives; of a fault of this program with its class."""
+    """Return the reason that an error gives; an internal fault is reported with its class."""
     if isinstance(error, PenstockError):
         return str(error)
     return f"internal fault: {type(error).__name__}: {error}"

@@ -1,17 +1,19 @@
-"""Replaces what maintains a view while it is read.
+"""Replaces what maintains a view while the view stays readable.
 
-Two ways:
+There are two ways:
 
-- *Restart*: another dataflow goes on with the view's shard from its upper (ALTER of a policy or a
-  target lag). If the plan keeps other state, the view is computed whole at that upper.
-- *Replace* (CREATE OR REPLACE): a view of the new query is created beside the old one, which is
-  kept up meanwhile. When it is computed it is *swapped* in. With the same columns, or further ones
-  behind them, the shard stays: its contents become the new ones at one time, so readers,
-  subscribers, indexes and views above see a change like any other. With other columns the view gets
-  the new one's shards and dataflow, and nothing may depend on it.
+- *Restart* (ALTER of a refresh policy or a target lag): a new dataflow continues the view's shard
+  from its upper. If the new plan keeps different state, the view is recomputed in full at that
+  upper.
+- *Replace* (CREATE OR REPLACE): a view of the new query is created alongside the old one, which is
+  still maintained, and *swapped* in once it is computed. If its columns are the same, or extend the
+  old ones, the shard stays: its contents become the new ones at a single timestamp, so readers,
+  subscribers, indexes and views above see an ordinary change. With other columns the view takes
+  over the shards and the dataflow of the new one, and nothing may depend on it.
 
-In both the shards get an owner in the set that changes the catalog, so that the former dataflow,
-which may still run on a replica that is cut off, cannot write by the former plan.
+Either way, the set that changes the catalog also makes the new dataflow the owner of the shards. So
+the former dataflow, which may still run on a disconnected replica, can no longer write by the old
+plan.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from actors.runtime.progress import Frontier, ObjectId, ShardId, Time, is_empty
 log = logging.getLogger("penstock.controller")
 
 HAND_OVER_ATTEMPTS_MAX = 50
-"""Bound of attempts to hand shards over between two appends of the former dataflow."""
+"""How often to try to hand shards over between two appends of the former dataflow."""
 
 
 async def restart_view(
@@ -55,8 +57,8 @@ async def restart_view(
     entry: CatalogObject,
     changed: CatalogObject,
 ) -> CatalogChanged:
-    """Let a view go on by another dataflow, with another definition. Raises `WriterFenced`,
-    `StorageError`, and `PenstockError` if it steps too fast."""
+    """Continue a view with a new definition, by a new dataflow. Raises `WriterFenced`,
+    `StorageError`, and `PenstockError` if the former dataflow appends too often."""
     persist = store.persist
     assert entry.shard is not None, entry.name
     plan = changed.plan
@@ -64,10 +66,10 @@ async def restart_view(
     assert plan is not None, entry.name
     rebuilt = (entry.plan.strata, entry.plan.hidden) != (plan.strata, plan.hidden)
     dataflow = catalog.new_id
-    # The former dataflow steps on meanwhile: between two of its appends there is time enough.
+    # The former dataflow is still running: the hand-over has to fit between two of its appends.
     for _ in range(HAND_OVER_ATTEMPTS_MAX):
         upper = await persist.upper(entry.shard)
-        # It has ended: no dataflow does anything for it any more.
+        # The view has ended: no dataflow maintains it any more.
         if is_empty(upper):
             return await store.replace_entries(catalog, seqno, [changed])
         made = replace(changed, dataflow=dataflow)
@@ -94,12 +96,12 @@ async def restart_view(
             return CatalogChanged(grown, seqno_after(seqno), altered=(made,))
     await store.drop_holds(catalog, replace(entry, dataflow=dataflow))
     raise PenstockError(
-        f"view {entry.name} steps faster than it can be handed over: nothing was changed; try again"
+        f"view {entry.name} steps too often to be handed over: nothing was changed; try again"
     )
 
 
 def _new_hidden(entry: CatalogObject, dataflow: ObjectId, since: Time) -> list[NewShard]:
-    """Return the hidden shards of a view's plan, named after the dataflow that fills them."""
+    """Return the hidden shards for a view's plan, named after the dataflow that will fill them."""
     assert entry.plan is not None, entry.name
     holds = {dataflow_holder(dataflow): since}
     return [
@@ -116,19 +118,19 @@ def _new_hidden(entry: CatalogObject, dataflow: ObjectId, since: Time) -> list[N
 async def hold_from(
     persist: PersistClient, catalog: CatalogSnapshot, entry: CatalogObject, upper: Time
 ) -> None:
-    """Hold a view's inputs for its dataflow where it resumes from `upper`. Raises `StorageError`,
-    `UnknownObject`."""
+    """Hold a view's inputs for its dataflow, from where it resumes at `upper`. Raises
+    `StorageError`, `UnknownObject`."""
     holder = dataflow_holder(entry.dataflow_id)
     for id_ in entry.depends:
         shard = catalog.by_id(id_).shard
         if shard is None:
             continue
-        # The former dataflow holds it as far as that. If not, the view is recomputed later on.
+        # The former dataflow should still hold this time. If not, the view is recomputed later.
         since = max(0, upper - 1, (await persist.state(shard)).since)
         try:
             await persist.set_hold(shard, holder, since)
         except ReadBelowSince as error:
-            log.info("view %s resumes where its inputs can be read: %s", entry.name, error)
+            log.info("view %s resumes where its inputs are readable: %s", entry.name, error)
 
 
 async def _handed_over(
@@ -142,7 +144,7 @@ async def _handed_over(
     new: Sequence[NewShard] = (),
     schemas: Mapping[ShardId, TableSchema] | None = None,
 ) -> bool:
-    """Hand shards over together with a change of the catalog; return False if an upper has moved.
+    """Hand shards over and change the catalog in one set. Return False if an upper has moved.
     Raises `WriterFenced`, `StorageError`."""
     done = await store.persist.hand_over(
         (dataflow, dataflow_holder(dataflow)),
@@ -158,21 +160,22 @@ async def _handed_over(
 
 
 async def _drop_quietly(persist: PersistClient, shards: set[ShardId]) -> None:
-    """Drop shards that no object names any more; what stays is dropped at the next start."""
+    """Drop shards that no object names any more. Those that cannot be dropped go at the next
+    start."""
     for shard in sorted(shards):
         try:
             await persist.drop_shards([shard])
         except (StorageError, UnknownObject) as error:
-            log.info("shard %s stays until the next start: %s", shard, error)
+            log.info("shard %s could not be dropped before the next start: %s", shard, error)
 
 
 # -- the replacement -------------------------------------------------------------------------------
 
 
 def is_extension(old: TableSchema, new: TableSchema) -> bool:
-    """Return whether a shard of the old columns can hold the new ones, and readers of the old ones
-    see no difference: the same, or further ones behind them that may be NULL, as older rows have
-    no value there."""
+    """Return whether a shard with the old columns can store the new ones without a visible
+    difference for readers of the old: the new columns are the same, or add nullable columns at the
+    end, which are NULL in older rows."""
     count = len(old.columns)
     added = new.columns[count:]
     same = new.columns[:count] == old.columns and new.key == old.key
@@ -180,13 +183,13 @@ def is_extension(old: TableSchema, new: TableSchema) -> bool:
 
 
 async def check_computed(persist: PersistClient, name: str, replacement: CatalogObject) -> None:
-    """Raise `ViewInError` if the contents of the view that comes hold an error."""
+    """Raise `ViewInError` if the contents of the replacement hold an error."""
     assert replacement.shard is not None, replacement.name
     state = await persist.state(replacement.shard)
     if any(part.has_errors for batch in state.batches for part in batch.parts):
         raise ViewInError(
-            f"the new query of {name} fails on the present rows, so the view stays as it is; run "
-            f"the query by itself to see the error"
+            f"the new query of {name} fails on the current rows, so the view is unchanged: run the "
+            f"query by itself to see the error"
         )
 
 
@@ -199,20 +202,20 @@ async def swap_view(
     *,
     ended: bool,
 ) -> CatalogChanged | None:
-    """Put the view that was computed beside `entry` in its place, with the same shard; None if that
-    is not possible yet. The former dataflow should have been told to end: `ended`, if it was.
+    """Swap in the view that was computed to replace `entry`, keeping the shard of `entry`. Return
+    None if that is not possible yet. `ended` says whether the former dataflow was told to end.
 
     Raises `WriterFenced`, `StorageError`, `PenstockError`.
     """
     persist = store.persist
     assert entry.shard is not None, entry.name
     assert replacement.shard is not None, entry.name
-    # A new id: a replica that knew the former dataflow would take another one of that id for it.
+    # A new id is needed: a replica that knew the former dataflow would mistake the new one for it.
     dataflow = catalog.new_id
     upper, reached = await persist.upper(entry.shard), await persist.upper(replacement.shard)
     since = (await persist.state(replacement.shard)).since
-    # The contents of each time from the old one's upper on must be known of the new one; but where
-    # the old one stood still before the new one began, they are an error up to there.
+    # The new view's contents must be known at every time from the old one's upper on. But if the
+    # old one was stopped before the new one's first time, the view holds an error in between.
     if reached <= upper or (since > upper and not ended):
         return None
     made = replace(
@@ -256,19 +259,19 @@ async def rename_view(
     entry: CatalogObject,
     replacement: CatalogObject,
 ) -> CatalogChanged:
-    """Give a view the contents of the one that was computed beside it, with its shards and its
-    dataflow; its own shards are dropped. Raises `ObjectInUse`, `WriterFenced`, `StorageError`."""
+    """Give a view the contents, the shards and the dataflow of its replacement, and drop its own
+    shards. Raises `ObjectInUse`, `WriterFenced`, `StorageError`."""
     made = replace(
         replacement, id=entry.id, name=entry.name, replaces="", dataflow=replacement.dataflow_id
     )
-    # Only for its check: what depends on it would have to read another shard.
+    # Called only for its check: a dependent of the view would have to read another shard.
     catalog.remove(entry, replacement)
     grown = catalog.remove(replacement).put(made)
     cas = CompareAndSet(CATALOG_KEY, seqno, grown.encode())
     if entry.shards:
         done = await store.persist.drop_shards(entry.shards, extra=[cas])
     else:
-        # It was in quarantine, and its shards cannot be read.
+        # The old view was quarantined, so its shards are unknown.
         done = await store.persist.compare_and_set([cas])
     if not done:
         raise fenced(seqno)
@@ -278,7 +281,8 @@ async def rename_view(
 async def drop_taken_shard(
     store: CatalogStore, catalog: CatalogSnapshot, seqno: int | None, entry: CatalogObject
 ) -> CatalogChanged:
-    """Drop the shard whose contents a view has taken. Raises `WriterFenced`, `StorageError`."""
+    """Drop the shard whose contents a view has taken over. Raises `WriterFenced`,
+    `StorageError`."""
     taken = entry.taken_shard
     changed = await store.replace_entries(catalog, seqno, [replace(entry, taken_shard=None)])
     if taken is not None:
@@ -287,14 +291,14 @@ async def drop_taken_shard(
 
 
 def replacement_name(name: str) -> str:
-    """Return the name of a view while it is computed to come in that one's place: none that a user
-    can give."""
+    """Return the name of the replacement of this view while it is being computed: one that users
+    cannot give."""
     return f"__{name} (new)"
 
 
 async def end_replacements(found: BootState, persist: PersistClient) -> BootState:
-    """Drop, at the service's start, views that were to come in others' places, and shards whose
-    contents were taken. The client of the one is gone, and the other was only not noted."""
+    """At the service's start, drop unfinished replacements, whose clients are gone, and shards
+    whose contents were already taken over."""
     catalog = found.catalog
     kept: list[CatalogObject] = []
     for entry in catalog.objects:
@@ -310,5 +314,5 @@ async def end_replacements(found: BootState, persist: PersistClient) -> BootStat
     smaller = CatalogSnapshot(tuple(kept), catalog.next_id, catalog.quarantined)
     cas = CompareAndSet(CATALOG_KEY, found.seqno, smaller.encode())
     if not await persist.compare_and_set([cas]):
-        raise StateDirectoryError("another service has changed the catalog: start again")
+        raise StateDirectoryError("another service changed the catalog: start this one again")
     return await load(persist)

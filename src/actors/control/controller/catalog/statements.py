@@ -1,7 +1,7 @@
-"""Statements that change the catalog: queued, carried out strictly one at a time.
+"""Statements that change the catalog: queued and carried out strictly one at a time.
 
-Each is an effect of `ddl.CatalogStore` on the present catalog. When it is durable the catalog in
-memory follows, the replica is told, and only then the client.
+Each is an effect of `ddl.CatalogStore` on the current catalog. Once it is durable, the catalog in
+memory follows, then the replicas are told, and only then the client.
 """
 
 from __future__ import annotations
@@ -76,19 +76,19 @@ from actors.runtime.telemetry import STATEMENT, TRACEPARENT
 log = logging.getLogger("penstock.controller")
 
 DROP_HOLD_ROUNDS: Final = 5
-"""Rounds in which a dropped dataflow's holds are dropped again, since it may still be moving
-them."""
+"""How many times the holds of a dropped dataflow are dropped, since it may still be moving them."""
 
 
 class StatementDone(msgspec.Struct, frozen=True, gc=False):
-    """The running statement has ended; `result` is the change or the error."""
+    """The running statement has ended. `result` is the change or the error."""
 
     result: CatalogChanged | PenstockError
     read_back: tuple[CatalogSnapshot, int | None] | None = None
+    """The durable catalog and its seqno, if the error left it open whether the change was made."""
 
 
 class StatementQueue:
-    """The queue of statements, and the consequences of each."""
+    """Queues statements and applies the consequences of each."""
 
     def __init__(
         self,
@@ -96,37 +96,40 @@ class StatementQueue:
         connectors: ConnectorObjects,
         owned: Callable[[str | None, tuple[CatalogObject, ...]], None],
     ) -> None:
-        """Take the parts that follow a change: `owned` is called with a session's role and the
-        objects that it has created."""
+        """Start with an empty queue. `owned` is called with a session's role and the objects that
+        the session created."""
         self._state = state
         self._connectors = connectors
         self._owned = owned
         self._backlog = StatementBacklog()
         self._replacements = ViewReplacements(state, self._backlog, self._next)
         self._closing: set[ObjectId] = set()
+        """Tables that are being dropped: writes to them are refused."""
         self._zombies: list[tuple[ShardId, str, int]] = []
+        """Holds of dropped dataflows, each as shard, holder and the number of rounds left."""
         self._subscribed = SubscribedViews()
         self._opening = False
+        """True while the tables are being given their first time."""
 
     def is_closing(self, id_: ObjectId) -> bool:
-        """Return whether a table is being dropped: writes are refused."""
+        """Return whether a table is being dropped, so that writes to it are refused."""
         return id_ in self._closing
 
     def submit(
         self, session: ActorAddress[Any], statement: CatalogStatement, role: str | None = None
     ) -> None:
-        """Queue a statement of a session with this role."""
+        """Queue a statement from a session with this role."""
         self._subscribed.submitted(session, statement)
         self._backlog.waiting.append(QueuedStatement(session, statement, TRACEPARENT.get(), role))
         self._next()
 
     def _drop_left(self) -> None:
         for session, name in self._subscribed.left():
-            # Nobody takes the answer: the session is gone.
+            # The answer is discarded: the session is closed.
             self.submit(session, DropObject(0, name))
 
     def explain(self, session: ActorAddress[Any], request: ExplainQuery) -> None:
-        """Answer with the plan of a view that is not created."""
+        """Answer with the plan that a view would have; nothing is created."""
         store, catalog = self._state.store, self._state.catalog
 
         async def answer() -> None:
@@ -138,16 +141,16 @@ class StatementQueue:
             except Exception as error:  # noqa: BLE001 - each is the client's answer
                 reply_error(session, request.request, to_penstock_error(error))
 
-        # Beside the queue: it changes nothing, and a statement may take long.
+        # Runs outside the queue: it changes nothing, and a queued statement may take long.
         self._state.ctx.effect(answer, done=lambda _: None)
 
     def describe(self) -> str:
-        """Return the running statement, for people."""
+        """Return a description of the running statement, for people."""
         if self._backlog.running is None:
-            return "no statement under way"
+            return "no statement is running"
         statement = self._backlog.running.statement
         waiting = len(self._backlog.waiting)
-        return f"{type(statement).__name__} {statement.name} under way, {waiting} wait"
+        return f"{type(statement).__name__} {statement.name} is running, {waiting} are waiting"
 
     def _next(self) -> None:
         backlog = self._backlog
@@ -164,18 +167,17 @@ class StatementQueue:
                 return StatementDone(await self._change(statement, queued.role))
         except Exception as error:
             if not isinstance(error, PenstockError):
-                log.error("a statement failed by a fault of this program", exc_info=error)
+                log.error("a statement failed with an internal error", exc_info=error)
             named = to_penstock_error(error)
             if named.determinate:
                 return StatementDone(named)
-            # The change may be durable or not: the catalog that is read back decides (`_settled`).
+            # The change may or may not be durable: `_settled` decides from the catalog read back.
             return StatementDone(named, await self._read_back())
 
     async def _read_back(self) -> tuple[CatalogSnapshot, int | None]:
-        """Return the durable catalog, however long the store takes."""
+        """Read the durable catalog, retrying until the store answers."""
         retry = RetryLoop(self._state.settings)
-        # Retried forever: with another seqno than the durable one, every later statement would
-        # fail.
+        # Retried forever: every later statement would fail if our seqno were not the durable one.
         while True:
             try:
                 catalog, seqno = await self._state.store.read_back()
@@ -187,7 +189,7 @@ class StatementQueue:
                 }
                 return catalog.quarantine(kept), seqno
             except StorageError as error:
-                log.warning("the catalog cannot be read back, trying again: %s", error)
+                log.warning("cannot read the catalog back, retrying: %s", error)
             await retry.pause()
 
     def _change(
@@ -232,7 +234,7 @@ class StatementQueue:
                 return connectors.drop_sink(catalog, seqno, statement.name)
 
     async def _alter(self, statement: AlterObject) -> CatalogChanged:
-        """Change an object's definition; a table is given columns between two of its writes."""
+        """Change an object's definition. Columns are added to a table between two of its writes."""
         state = self._state
         if not statement.add_columns:
             return await alter_object(state.store, state.catalog, state.seqno, statement)
@@ -253,7 +255,7 @@ class StatementQueue:
         return await state.writer.ask(lambda reply: AlterTable(target, work, reply))
 
     async def _create_table(self, statement: CreateTable) -> CatalogChanged:
-        """Create a table; the first one is given a first time, so that views on it can start."""
+        """Create a table. The first table gets a first time, so that views on it can start."""
         state = self._state
         changed = await state.store.create_table(state.catalog, state.seqno, statement)
         if state.frontiers.tables_upper == 0:
@@ -262,11 +264,11 @@ class StatementQueue:
         return changed
 
     def open_times(self) -> None:
-        """Give the tables a first time, if they have none."""
+        """Give the tables their first time, if they have none."""
         state = self._state
         tables = any(entry.kind == TABLE for entry in state.catalog.objects)
-        # Before its first time neither a table nor a view on it can be read. A crash or a store's
-        # failure may have come between the first table and its time.
+        # Until then neither a table nor a view on it can be read. A crash or a store failure may
+        # have come between the creation of the first table and its first time.
         if tables and not self._opening and state.frontiers.tables_upper == 0:
             self._opening = True
             state.ctx.effect(self._open_times, done=lambda _: None)
@@ -279,7 +281,7 @@ class StatementQueue:
                 await state.writer.ask(TickTables)
                 break
             except PenstockError as error:
-                log.warning("the tables have no first time yet, trying again: %s", error)
+                log.warning("cannot give the tables their first time, retrying: %s", error)
             await retry.pause()
         self._opening = False
 
@@ -287,9 +289,9 @@ class StatementQueue:
         state = self._state
         entry = state.catalog.find(statement.name, quarantined=True)
         catalog = state.catalog
-        # Views of subscribes go with what they read, also without CASCADE.
+        # Views of subscribes are always dropped with what they read, even without CASCADE.
         also = catalog.dropped_with(entry) if statement.cascade else catalog.subscribed_on(entry.id)
-        # Only for its check: an object in use is refused before its writes are.
+        # Called only for its check: refuse an object in use before refusing its writes.
         state.catalog.remove(entry, *also)
         notices = cascade_notices(also) if statement.cascade else ()
         if entry.kind != TABLE:
@@ -297,7 +299,7 @@ class StatementQueue:
             return msgspec.structs.replace(changed, notices=notices)
         self._closing.add(entry.id)
         try:
-            # Writes that were accepted earlier must find the shard.
+            # Wait for writes accepted earlier, which need the shard.
             await state.writer.ask(lambda reply: CloseTable(entry.id, reply))
             changed = await state.store.drop(state.catalog, state.seqno, entry, also)
             return msgspec.structs.replace(changed, notices=notices)
@@ -307,16 +309,16 @@ class StatementQueue:
     # -- replacing a view ----------------------------------------------------------------------
 
     def advanced(self, entry: CatalogObject) -> None:
-        """Go on with a replacement, now that the upper of a view has moved."""
+        """Continue a replacement, now that the upper of a view has advanced."""
         self._replacements.advanced(entry)
 
     def cancel(self, session: str, request: int) -> bool:
-        """Give up the replacement that a request began, if its view is still being computed.
-        Return False if there is none. Other statements are short, and are not canceled."""
+        """Abandon the replacement that a request started, if its view is still being computed.
+        Return False if there is none. Other statements are short and cannot be canceled."""
         return self._replacements.cancel(session, request)
 
     def session_closed(self, session: str) -> None:
-        """Give up the replacements that a closed session began, and drop the views of its
+        """Abandon the replacements that a closed session started, and drop the views of its
         subscribes."""
         self._subscribed.session_closed(session)
         self._drop_left()
@@ -325,7 +327,7 @@ class StatementQueue:
     # -- after a statement ---------------------------------------------------------------------
 
     def done(self, message: StatementDone) -> tuple[CatalogObject, ...]:
-        """Take the end of a statement. Return the objects that it dropped."""
+        """Handle the end of the running statement. Return the objects that it dropped."""
         queued = self._backlog.running
         assert queued is not None
         self._backlog.running = None
@@ -344,7 +346,7 @@ class StatementQueue:
             self._subscribed.failed(statement, result)
             reply_error(session, statement.request, result)
         else:
-            # The next report of an upper begins it again (`advanced`).
+            # The next report of an upper starts it again (`advanced`).
             log.warning("%s %s: %s", type(statement).__name__, statement.name, result)
         self._replacements.restart_ended(queued)
         self._next()
@@ -353,7 +355,7 @@ class StatementQueue:
     def _changed(
         self, result: CatalogChanged, queued: QueuedStatement
     ) -> tuple[CatalogObject, ...]:
-        """Take a change of the catalog. Return the objects that it dropped."""
+        """Apply a change of the catalog. Return the objects that it dropped."""
         before = self._state.catalog
         self._state.catalog, self._state.seqno = result.catalog, result.seqno
         if result.created is not None:
@@ -368,7 +370,8 @@ class StatementQueue:
         dropped = (result.dropped, *(result.also if result.created is None else ()))
         for entry in dropped:
             self._dropped(entry)
-        # Who reads or follows a view whose shard is another one now has to begin anew.
+        # Treat a view that got another shard as dropped, so that its readers and subscribers start
+        # again.
         moved = (before.by_id(entry.id) for entry in result.altered)
         return (*dropped, *(each for each in moved if self._has_moved(each)))
 
@@ -381,9 +384,9 @@ class StatementQueue:
         found: tuple[CatalogSnapshot, int | None],
         error: PenstockError,
     ) -> CatalogChanged | PenstockError:
-        """Return the change that the durable catalog shows, or the error."""
+        """Return the change that the durable catalog shows, or the error if there is none."""
         before, (catalog, seqno) = self._state.catalog, found
-        # Even if no object came or went: the next statement needs the present seqno.
+        # Needed even if no object came or went: the next statement must use the current seqno.
         self._state.seqno = seqno
         if seqno is None:
             return error
@@ -400,7 +403,7 @@ class StatementQueue:
         return error
 
     def _track(self, entry: CatalogObject) -> None:
-        """Track the retained history and the upper of a new object."""
+        """Start tracking the retained history and the upper of a new object."""
         state = self._state
         if entry.shard is not None:
             retain = entry.retain_history_ms or state.settings.retain_history_ms
@@ -434,7 +437,7 @@ class StatementQueue:
     def _altered(
         self, catalog: CatalogSnapshot, entry: CatalogObject, traceparent: str | None
     ) -> None:
-        """Follow another definition of an object than the one in `catalog`."""
+        """Follow the change of an object's definition; `catalog` has the former one."""
         state, before = self._state, catalog.by_id(entry.id)
         self._forget_shards(before)
         if entry.shard is not None and entry.retain_history_ms != before.retain_history_ms:
@@ -448,12 +451,12 @@ class StatementQueue:
         state.faults.forget(entry.id)
         running = catalog.of_dataflow(entry.dataflow_id)
         if running is not None:
-            # It maintained the view that was computed beside this one, and goes on.
+            # This dataflow maintained the replacement of the view, and keeps running.
             upper = state.frontiers.upper(running)
             state.frontiers.track(entry, upper, now_ms=state.ctx.now_ms())
             return
         if entry.kind == INDEX:
-            # In memory: it is readable when it is built.
+            # Indexes are in memory: a new one is readable once it is built.
             self.build(entry, entry.as_of, traceparent=traceparent)
             return
         upper = state.frontiers.upper(before)
@@ -467,16 +470,16 @@ class StatementQueue:
         self._forget_shards(entry)
         if entry.kind in CONNECTOR_KINDS:
             self._connectors.dropped(entry)
-        # One that goes on for another object is not ended with this one.
+        # Keep a dataflow that now maintains another object.
         elif entry.kind not in (TABLE, PLAIN_VIEW) and (
             state.catalog.of_dataflow(entry.dataflow_id) is None
         ):
             self._end_dataflow(entry)
-        # Last: what is in quarantine runs nowhere, and nothing is told to end it.
+        # Do this last: a quarantined object runs nowhere, so there is no dataflow to end.
         state.faults.forget(entry.id)
 
     def _forget_shards(self, before: CatalogObject) -> None:
-        """Forget those of an object's shards that no object has any more."""
+        """Forget those of an object's shards that belong to no object any more."""
         state = self._state
         named = {shard for entry in state.catalog.objects for shard in entry.shards}
         gone = tuple(shard for shard in before.shards if shard not in named)
@@ -492,15 +495,15 @@ class StatementQueue:
             state.command(AllowCompaction(entry.dataflow_id, EMPTY))
         below = [state.catalog.get(id_) for id_ in entry.depends]
         shards = [each.shard for each in below if each is not None and each.shard is not None]
-        # Its own shards are another dataflow's by now, where it was replaced.
+        # If the object was replaced, another dataflow owns its shards by now.
         named = {shard for each in state.catalog.objects for shard in each.shards}
         shards += [shard for shard in entry.shards if shard in named]
         for shard in shards:
             self._zombies.append((shard, holder, DROP_HOLD_ROUNDS))
 
     def drop_zombie_holds(self) -> None:
-        """Drop the holds of dropped dataflows, for one more round. Drops views of ended subscribes
-        again whose drop failed."""
+        """Drop the holds of dropped dataflows once more, and retry dropping views of ended
+        subscribes."""
         self._drop_left()
         state = self._state
         zombies, self._zombies = self._zombies, []

@@ -1,9 +1,9 @@
-"""Views that belong to one subscribe each: who made them, and which are left to be dropped.
+"""Keeps track of the views that belong to one subscribe each: who created them, and which are to be
+dropped.
 
-A subscribe of a query is the subscribe of a view of that query, which the client creates under a
-name of its own (`is_subscribed_view`) and drops when the subscribe ends. A client may be gone
-before that: such a view ends with the connection that created it, or else at the service's next
-start.
+A subscribe to a query is a subscribe to a view of that query, which the client creates under a name
+of its own (`is_subscribed_view`) and drops when the subscribe ends. If the client disconnects
+first, the service drops the view: when the connection closes, or else at the next start.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ class SubscribedViews:
 
     def __init__(self) -> None:
         self._owners: dict[str, ActorAddress[Any]] = {}
-        """Sessions that created the views, or are about to."""
+        """Sessions that created the views, or are creating them."""
         self._left: dict[str, ActorAddress[Any]] = {}
-        """Views of closed sessions that are to be dropped."""
+        """Views of closed sessions whose drop is still to be queued."""
         self._dropping: dict[str, ActorAddress[Any]] = {}
         """Views of closed sessions whose drop is queued."""
 
     def submitted(self, session: ActorAddress[Any], statement: object) -> None:
-        """Note who creates a view of a subscribe."""
+        """Record which session creates the view of a subscribe."""
         if isinstance(statement, CreateView) and statement.for_subscribe:
-            # The first one: another session that gives the same name is refused.
+            # Keep the first: another session that gives the same name will be refused.
             self._owners.setdefault(statement.name, session)
 
     def session_closed(self, path: str) -> None:
-        """Note that all views of a session are to be dropped."""
+        """Mark all views of a closed session to be dropped."""
         for name, owner in list(self._owners.items()):
-            # Also of views that are still being created: their drop is queued behind that.
+            # Includes views still being created: their drop is queued after that.
             if owner.path == path:
                 self._left[name] = self._owners.pop(name)
 
     def left(self) -> list[tuple[ActorAddress[Any], str]]:
-        """Return the views whose drop is to be queued now, with their closed sessions."""
+        """Return the views whose drop must be queued now, each with its closed session."""
         found = [(owner, name) for name, owner in self._left.items()]
-        # Until the drop is answered a further round must not queue it again.
+        # Remember them, so that they are not queued again before the drop is answered.
         self._dropping |= self._left
         self._left.clear()
         return found
 
     def failed(self, statement: object, error: PenstockError) -> None:
-        """Take the failure of a statement."""
+        """Handle the failure of a statement: a drop that failed is tried again."""
         match statement:
             case CreateView(name=name, for_subscribe=True) if not isinstance(error, ObjectExists):
                 self._owners.pop(name, None)
             case DropObject(name=name) if name in self._dropping:
                 owner = self._dropping.pop(name)
-                # A view that was refused is not there. Everything else is tried again.
+                # An unknown view was never created. Any other error is retried.
                 if not isinstance(error, UnknownObject):
                     self._left[name] = owner
 
@@ -72,8 +72,8 @@ class SubscribedViews:
 async def drop_left_views(
     found: BootState, persist: PersistClient, store: CatalogStore
 ) -> BootState:
-    """Drop the views of subscribes of an earlier process, which was killed. Return the durable
-    state after that. Raises `WriterFenced` and `StorageError`."""
+    """Drop the views of subscribes that a killed process left. Return the durable state afterwards.
+    Raises `WriterFenced` and `StorageError`."""
     left = [
         entry
         for entry in found.catalog.of_kind(VIEW)
@@ -81,8 +81,8 @@ async def drop_left_views(
     ]
     if not left:
         return found
-    # One set: a crash between leaves them all, for the start after it.
+    # One set: after a crash either all are dropped, or the next start drops all.
     first, *also = left
     await store.drop_all(found.catalog.remove(*left), found.seqno, first, tuple(also))
-    # Loading drops the holds of the dataflows that are gone.
+    # Loading again drops the holds of their dataflows.
     return await load(persist)

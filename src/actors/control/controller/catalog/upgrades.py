@@ -1,15 +1,14 @@
-"""Compiles views of another version of the program anew, when the service starts.
+"""Recompiles the views of other program versions when the service starts.
 
-A view's plan and the state that it keeps are durable. A view whose plan was made by other rules
-(`rules_digest`), or over tables that had no rows where their sizes matter (`DeltaPlan.eager_open`),
-is compiled again from its text, before its dataflow begins. (The latter not by a service that stood
-by and has taken over: it goes on with the plan that runs.) If the plan's fingerprint is the same,
-nothing else happens. If not, the view is *rebuilt*: it gets hidden shards for the state of the new
-plan, and is computed whole at the first time that its output does not have yet
-(`dataflow.hydrate`).
+A view's plan and the state that it keeps are durable. A view is compiled again from its text,
+before its dataflow starts, if other rules made its plan (`rules_digest`), or if the tables were
+empty when their sizes mattered (`DeltaPlan.eager_open`). The latter is skipped by a standby that
+has taken over: it keeps the running plans. If the plan's fingerprint is unchanged, that is all.
+Otherwise the view is *rebuilt*: it gets hidden shards for the state of the new plan, and is
+computed in full at the first time that its output does not have yet (`dataflow.hydrate`).
 
-One set changes the catalog and makes the shards. A crash before it leaves nothing; one after it
-leaves shards of the old plan, which the next start drops.
+One set changes the catalog and creates the shards. A crash before it leaves nothing; a crash after
+it leaves shards of the old plan, which the next start drops.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from actors.runtime.settings import Settings
 log = logging.getLogger("penstock.controller")
 
 _OF_OBJECT: Final = re.compile(rf"u[0-9]+({HIDDEN_SHARD}.*)?")
-"""Names of the shards that belong to objects."""
+"""Matches the names of shards that belong to objects."""
 
 
 async def upgrade_views(
@@ -65,10 +64,11 @@ async def upgrade_views(
     check: CheckPlan,
     settings: Settings,
 ) -> BootState:
-    """Compile again the views that other rules compiled. Return the durable state after that.
+    """Recompile the views that other rules compiled. Return the durable state afterwards.
 
-    One that means something else now is in quarantine, and so are objects of which no dataflow can
-    be described. Raises what the engine and the stores raise, which says nothing of a view.
+    A view whose text no longer compiles to the same columns is quarantined, as are objects whose
+    dataflow cannot be described. Engine and store errors are raised, since they say nothing about a
+    view.
     """
     found = await end_replacements(found, persist)
     rules = rules_digest()
@@ -78,8 +78,8 @@ async def upgrade_views(
         if entry.id not in found.catalog.quarantined
         and (
             entry.compiled_by != rules
-            # Another choice makes steps cheaper, and costs a start of the engine and a rebuild: not
-            # while clients wait for a service that failed.
+            # A better choice makes steps cheaper, but costs an engine start and a rebuild: skip it
+            # while clients wait for a service that has just taken over.
             or (not persist.took_over and _is_open(entry) and all(_rows(found, entry)))
         )
     ]
@@ -88,7 +88,7 @@ async def upgrade_views(
     described = [each for each in found.catalog.objects if each.id not in found.catalog.quarantined]
     unusable = find_unusable(described, lambda each: _describe(found, each))
     found = replace(found, catalog=found.catalog.quarantine(unusable))
-    # Shards of former plans, also of an upgrade that a crash has interrupted.
+    # Shards of former plans, including those of an upgrade that a crash interrupted.
     left = _left(found.catalog, await persist.list_shards())
     if left:
         await persist.drop_shards(left)
@@ -104,13 +104,13 @@ async def _upgraded(
     settings: Settings,
 ) -> BootState:
     views = "1 view is" if len(stale) == 1 else f"{len(stale)} views are"
-    log.info("%s compiled anew: other rules, or tables that were empty then", views)
+    log.info("%s recompiled: the rules changed, or its tables were empty before", views)
     made: dict[ObjectId, CatalogObject] = {}
     refused: dict[ObjectId, Quarantine] = {}
     for entry in stale:
         try:
             made[entry.id] = await _again(found, entry, analyze, check, settings)
-        # The engine and the stores say nothing of a view.
+        # Engine and store errors say nothing about a view.
         except (EngineUnavailable, EngineLost, StorageError, ResourceClosed):
             raise
         except Exception as error:  # noqa: BLE001 - no view keeps the others from their upgrade
@@ -129,7 +129,7 @@ async def _upgraded(
     else:
         done = await persist.compare_and_set([cas])
     if not done:
-        raise StateDirectoryError("another service has changed the catalog: start again")
+        raise StateDirectoryError("another service changed the catalog: start this one again")
     again = await load(persist)
     return replace(again, catalog=again.catalog.quarantine(refused))
 
@@ -141,13 +141,13 @@ async def _again(
     check: CheckPlan,
     settings: Settings,
 ) -> CatalogObject:
-    """Return a view's entry with its plan by the present rules."""
+    """Return a view's entry with the plan that the current rules make."""
     limits = PlanLimits(settings.engine_plan_nodes_max, settings.view_plan_nodes_max)
     conf = tuple(sorted(entry.conf.items()))
 
     async def chosen(_: Sequence[str]) -> EagerChoice:
         if not _is_open(entry):
-            # The earlier choice is repeated: another one would be another plan, and a rebuild.
+            # Repeat the earlier choice: another one would make another plan and cause a rebuild.
             return EagerChoice(made=() if entry.plan is None else entry.plan.eager)
         return EagerChoice(_rows(found, entry), settings.eager_aggregation_rows_min)
 
@@ -158,12 +158,12 @@ async def _again(
     plan = with_policy(plan, policy)
     if plan.output != entry.schema:
         names = f"{entry.schema.names} became {plan.output.names}"
-        raise InvalidUsage(f"its columns or their types differ: {names}")
+        raise InvalidUsage(f"its columns or their types would change: {names}")
     renewed = replace(entry, plan=plan, compiled_by=rules_digest())
     if plan.fingerprint == entry.fingerprint:
-        log.info("view %s: the same plan", entry.name)
+        log.info("view %s: the plan is unchanged", entry.name)
         return renewed
-    log.info("view %s: another plan, so it is rebuilt", entry.name)
+    log.info("view %s: the plan changed, so the view is rebuilt", entry.name)
     assert entry.shard is not None, entry.name
     begun = f"{entry.id}{HIDDEN_SHARD}"
     hidden = tuple(f"{begun}{i}-{plan.fingerprint[:12]}" for i in range(len(plan.hidden)))
@@ -171,27 +171,28 @@ async def _again(
         renewed,
         fingerprint=plan.fingerprint,
         hidden_shards=hidden,
-        # The output stays: the answer of a text is the same by any plan.
+        # The output is kept: a query has the same result by any plan.
         rebuilt_at=found.states[entry.shard].upper,
-        # Contents that it was to take are of the former plan, and have no state of this one.
+        # Contents that it was about to take over belong to the former plan and lack this plan's
+        # state.
         taken_shard=None,
     )
 
 
 def _describe(found: BootState, entry: CatalogObject) -> object:
-    """Make the description with which the controller has an object run."""
+    """Describe the dataflow of an object, as the controller would to run it."""
     if entry.kind in (VIEW, INDEX):
         return describe_dataflow(found.catalog, entry, restart_as_of(found, entry))
     return None
 
 
 def _is_open(entry: CatalogObject) -> bool:
-    """Return whether sums below joins could not be chosen when the view was made."""
+    """Return whether sums below joins could not be chosen when the view was created."""
     return entry.plan is not None and entry.plan.eager_open
 
 
 def _rows(found: BootState, entry: CatalogObject) -> tuple[int, ...]:
-    """Return about how many rows the view's inputs have."""
+    """Return the approximate number of rows of each of the view's inputs."""
     assert entry.plan is not None, entry.name
     inputs = (found.catalog.find(name, quarantined=True) for name in entry.plan.inputs)
     shards = (each.shard for each in inputs)
@@ -199,7 +200,7 @@ def _rows(found: BootState, entry: CatalogObject) -> tuple[int, ...]:
 
 
 def _refusal(why: str) -> str:
-    return f"it means something else to this version, or nothing: {why}"
+    return f"this version cannot compile it, or compiles it differently: {why}"
 
 
 def _hidden_shards(entry: CatalogObject) -> list[NewShard]:
@@ -213,10 +214,9 @@ def _hidden_shards(entry: CatalogObject) -> list[NewShard]:
 
 
 def _left(catalog: CatalogSnapshot, there: Sequence[ShardId]) -> list[ShardId]:
-    """Return the shards that no object names any more: of former plans, and of views that were
-    replaced."""
+    """Return the shards that no object names any more, from former plans and replaced views."""
     known = {shard for entry in catalog.objects for shard in entry.shards}
-    # An object that cannot be read may have shards of which nothing is known.
+    # An object that cannot be read may have shards that are unknown here.
     kept = {id_ for id_, found in catalog.quarantined.items() if found.original}
     return [
         shard

@@ -1,8 +1,8 @@
-"""Statements that replace a view (CREATE OR REPLACE), which take as long as its computation.
+"""Statements that replace a view (CREATE OR REPLACE), which take as long as computing the new one.
 
-The statement creates the view beside the old one and is answered when that one is in its place: by
-statements of the service's own, which `advanced` queues as uppers move. `replacements` has what
-each of them does to the catalog.
+The statement creates the new view alongside the old one and is answered once the new one has
+replaced it. The remaining steps are internal statements, which `advanced` queues as uppers advance.
+`replacements` contains what each does to the catalog.
 """
 
 from __future__ import annotations
@@ -57,38 +57,38 @@ log = logging.getLogger("penstock.controller")
 
 
 class ViewReplacements:
-    """The views that are being replaced, and who is answered then."""
+    """The views that are being replaced, and the statements to answer afterwards."""
 
     def __init__(
         self, state: ControllerState, backlog: StatementBacklog, go: Callable[[], None]
     ) -> None:
-        """Take the queue of statements; `go` carries out the next one of it, if none runs."""
+        """Share the queue of statements. `go` starts its next statement if none is running."""
         self._state = state
         self._backlog = backlog
         self._go = go
         self._replacing: dict[ObjectId, QueuedStatement] = {}
-        """Statements that are answered when their view is in its place: by the id of the view that
-        is computed, then by that of the one whose contents it became."""
+        """Statements to answer once the replacement is done: by the id of the view being computed,
+        and later by the id of the view that took over its contents."""
         self._given_up: set[tuple[str, int]] = set()
-        """The session and the request of the running statement, if it was canceled."""
+        """Session and request of the running statement, if that was canceled."""
         self._ended: dict[ObjectId, ObjectId] = {}
-        """Views whose dataflow was ended, so that the one that comes in their place gets ahead; and
-        those dataflows."""
+        """Views whose dataflow was stopped so that the replacement gets ahead, each with that
+        dataflow's id."""
 
-    # -- beginning, and giving up --------------------------------------------------------------
+    # -- starting and canceling --------------------------------------------------------------------
 
     async def begin(self, statement: CreateView) -> CatalogChanged:
-        """Create the view that comes in another one's place; or the view, if there is none."""
+        """Create the replacement of an existing view; or simply the view, if there is none yet."""
         state = self._state
         store, catalog, seqno = state.store, state.catalog, state.seqno
         entry = find_replaced(catalog, check_name("view", statement.name), VIEW)
         if entry is None:
             return await store.create_view(catalog, seqno, statement)
         if catalog.replacement(entry.id) is not None:
-            raise ObjectInUse(f"view {entry.name} is being replaced already: wait for that")
+            raise ObjectInUse(f"view {entry.name} is already being replaced: wait until it is done")
         idle = entry.id in catalog.quarantined
         if idle:
-            # Only for its check: it cannot hand over its shard to the new one.
+            # Called only for its check: a quarantined view cannot hand over its shard.
             catalog.remove(entry)
         elif (entry.written, entry.conf) == (statement.sql, statement.conf):
             return await alter_object(store, catalog, seqno, _as_alteration(entry, statement))
@@ -97,7 +97,7 @@ class ViewReplacements:
         inputs = [catalog.find(name).id for name in plan.inputs]
         check_circle(catalog, entry, [*inputs, *catalog.inlined(sql)[1]])
         if not is_extension(entry.schema, plan.output):
-            # Only for its check: with other columns nothing may depend on it.
+            # Called only for its check: nothing may depend on a view whose columns change.
             catalog.remove(entry)
         elif plan.output != entry.schema:
             users = catalog.dependents(entry.id)
@@ -106,7 +106,7 @@ class ViewReplacements:
         return await store.add_view(catalog, seqno, name, statement, plan, entry.id)
 
     def advanced(self, entry: CatalogObject) -> None:
-        """Go on with a replacement, now that the upper of a view has moved."""
+        """Continue a replacement, now that the upper of a view has advanced."""
         upper = self._state.frontiers.upper(entry)
         if entry.replaces and upper > entry.as_of:
             self._queue_step(entry, SwapView)
@@ -120,7 +120,7 @@ class ViewReplacements:
         ):
             return
         waiting = self._replacing.get(entry.id)
-        # After a restart nobody waits for it.
+        # After a restart no client waits for the answer.
         session, request = self._state.ctx.self, 0
         if waiting is not None:
             session, request = waiting.session, waiting.statement.request
@@ -129,8 +129,8 @@ class ViewReplacements:
         self._go()
 
     def cancel(self, session: str, request: int) -> bool:
-        """Give up the replacement that a request began, if its view is still being computed.
-        Return False if there is none. Other statements are short, and are not canceled."""
+        """Abandon the replacement that a request started, if its view is still being computed.
+        Return False if there is none. Other statements are short and cannot be canceled."""
         wanted = session, request
         for id_, queued in self._replacing.items():
             if queued.key == wanted:
@@ -145,7 +145,7 @@ class ViewReplacements:
                 return True
         current = self._backlog.running
         if current is not None and current.key == wanted and current.replaces:
-            # Its view may be in the catalog already: it is given up when that is known.
+            # Its view may be in the catalog already: `answer` abandons it when that is known.
             self._given_up.add(wanted)
             return True
         for queued in self._backlog.waiting:
@@ -157,15 +157,15 @@ class ViewReplacements:
         return False
 
     def session_closed(self, session: str) -> None:
-        """Give up the replacements that a closed session began."""
+        """Abandon the replacements that a closed session started."""
         for queued in (*self._replacing.values(), *self._backlog.all):
             if queued.session.path == session:
                 self.cancel(session, queued.statement.request)
 
-    # -- the service's own statements ----------------------------------------------------------
+    # -- the service's own statements --------------------------------------------------------------
 
     async def swap(self, statement: SwapView) -> CatalogChanged:
-        """Put a view in the place of the one that it replaces. If that fails, the old one stays."""
+        """Replace a view by its replacement. If that fails, the old view stays."""
         state = self._state
         store, catalog, seqno = state.store, state.catalog, state.seqno
         replacement = self.find_own(statement.id)
@@ -187,20 +187,21 @@ class ViewReplacements:
         except PenstockError as error:
             if not error.determinate or isinstance(error, WriterFenced):
                 raise
-            # Those that were taken for the dataflow that was to go on.
+            # The holds that were taken for the dataflow that would have taken over.
             await store.drop_holds(catalog, replace(replacement, dataflow=catalog.new_id))
             changed = await store.drop(catalog, seqno, replacement)
             return replace(changed, refusal=error)
 
     def find_own(self, id_: ObjectId) -> CatalogObject:
-        """Return the object of a statement of the service's own. Raises `UnknownObject`."""
+        """Return the object of an internal statement. Raises `UnknownObject`."""
         entry = self._state.catalog.get(id_)
         if entry is None:
-            raise UnknownObject(f"object {id_} was dropped meanwhile")
+            raise UnknownObject(f"object {id_} was dropped in the meantime")
         return entry
 
     async def _swap_shard(self, entry: CatalogObject, replacement: CatalogObject) -> CatalogChanged:
-        """Swap a view that keeps its shard, as soon as the new one is further than the old one."""
+        """Swap in a replacement that keeps the old shard, once its upper is beyond the old
+        view's."""
         state = self._state
         limit_ms = state.settings.replace_deadline_ms
         begun = state.ctx.monotonic_ms()
@@ -217,19 +218,19 @@ class ViewReplacements:
             if changed is not None:
                 return changed
             if entry.id not in self._ended:
-                # From here on the old one stands still, so that the new one passes it.
+                # From here on the old view does not advance, so that the new one can pass it.
                 self._ended[entry.id] = entry.dataflow_id
                 state.command(AllowCompaction(entry.dataflow_id, EMPTY))
-            # Without writes no upper would move, and both would stand at the same.
+            # Without writes no upper would move, and the two would stay equal.
             await state.writer.ask(TickTables)
             await retry.pause()
         raise DeadlineExceeded(
-            f"the new view {entry.name} was not further than the old one at any time within "
-            f"{limit_ms} ms (replace_deadline_ms): the old one stays"
+            f"the new view {entry.name} did not catch up with the old one within {limit_ms} ms "
+            f"(replace_deadline_ms): the old one stays"
         )
 
     async def restart(self, entry: CatalogObject) -> CatalogChanged:
-        """Let a view go on by another dataflow, however long the store takes."""
+        """Continue a view with a new dataflow, retrying until the store answers."""
         state = self._state
         retry = RetryLoop(state.settings)
         while True:
@@ -238,17 +239,17 @@ class ViewReplacements:
             except StorageError as error:
                 if not error.determinate:
                     raise
-                log.warning("view %s does not go on yet, trying again: %s", entry.name, error)
+                log.warning("cannot restart view %s, retrying: %s", entry.name, error)
             await retry.pause()
 
     # -- after a statement ---------------------------------------------------------------------
 
     def statement_ended(self, queued: QueuedStatement) -> None:
-        """Forget cancellations of other statements than this one, which has ended."""
+        """Forget cancellations of statements other than the one that has ended."""
         self._given_up &= {queued.key}
 
     def answer(self, queued: QueuedStatement, result: CatalogChanged) -> None:
-        """Answer a statement, or note that it is answered when its view is in its place."""
+        """Answer a statement, or record that it is answered when the replacement is done."""
         statement = queued.statement
         asked = queued
         if isinstance(statement, OwnStatement):
@@ -273,25 +274,25 @@ class ViewReplacements:
         for entry in gone:
             lost = self._replacing.pop(entry.id, None)
             if lost is not None:
-                error = OperationCanceled(f"{entry.name} was dropped before it was in its place")
+                error = OperationCanceled(f"{entry.name} was dropped before it was replaced")
                 reply_error(lost.session, lost.statement.request, error)
 
     def restart_ended(self, queued: QueuedStatement) -> None:
-        """Queue the restart of views that stand still and that nothing will replace any more."""
+        """Queue a restart of the views that were stopped and will not be replaced after all."""
         for id_, dataflow in list(self._ended.items()):
             entry = self._state.catalog.get(id_)
             if entry is None or entry.dataflow_id != dataflow:
                 del self._ended[id_]
             elif self._state.catalog.replacement(id_) is None:
                 statement = RestartView(id_, entry.name, queued.statement.request)
-                # First: it stands still until then.
+                # Put it first: the view is stopped until then.
                 self._backlog.waiting.appendleft(
                     QueuedStatement(queued.session, statement, queued.traceparent)
                 )
 
 
 def _as_alteration(entry: CatalogObject, statement: CreateView) -> AlterObject:
-    """Return the change of a view that is replaced by one of the same query."""
+    """Turn a replacement by the same query into an ALTER of the remaining definitions."""
     policy = None if entry.plan is None else entry.plan.policy
     return AlterObject(
         statement.request,

@@ -1,4 +1,4 @@
-"""The durable record of a dropped source's external resource; see `leftovers`."""
+"""The durable record of a dropped source's external resource; see `external_cleanup`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CleanupRecord(msgspec.Struct, frozen=True):
     name: str
     configuration: ConnectorConfiguration
     kept: str
-    """External name of the resource, such as a slot's."""
+    """External name of the resource, such as that of a replication slot."""
 
     @property
     def key(self) -> str:
@@ -37,8 +37,8 @@ def cleanup_record_of(entry: CatalogObject, kept: str) -> CleanupRecord:
 
 
 def record_cas(record: CleanupRecord) -> CompareAndSet:
-    """Return the change that stores the record, to be set together with the catalog."""
-    # Ids are never used twice, so the key is new.
+    """Return the compare-and-set that stores the record, for the same set as the catalog."""
+    # Ids are never reused, so the key is new.
     return CompareAndSet(record.key, None, msgspec.msgpack.encode(record))
 
 
@@ -57,7 +57,8 @@ async def load(persist: PersistClient) -> tuple[CleanupRecord, ...]:
 
 
 async def delete_record(persist: PersistClient, record: CleanupRecord) -> None:
-    """Delete the record, as the resource is removed or given up. Raises `StorageError`."""
+    """Delete the record, once the resource is removed or left to the user. Raises
+    `StorageError`."""
     head = await persist.head(record.key)
     while head is not None:
         if await persist.compare_and_set([CompareAndSet(record.key, head.seqno, None)]):

@@ -1,16 +1,16 @@
-"""Removal of dropped sources' external resources (replication slots), with retries until it is
-done.
+"""Removes the external resources (replication slots) of dropped sources, retrying until it
+succeeds.
 
-The set that drops a source also stores a record, `leftover/ID`, with all that the removal needs.
-The cluster removes the resource when the source's task has stopped. A while after it has reported
-that, or a cluster that does not run the source has connected, the controller repeats the removal,
-which is idempotent, and deletes the record. Failures are retried with backoff, after a restart too.
-Until then the source is listed as *dropped*, with the reason.
+The set that drops a source also stores a record, `leftover/ID`, with everything that the removal
+needs. The cluster removes the resource once the source's task has stopped. After the cluster has
+reported that, or after a cluster that does not run the source has connected, the controller waits a
+while, repeats the removal (it is idempotent), and deletes the record. Failures are retried with
+backoff, even after a restart. Until then the source is listed as *dropped*, with the reason.
 
 Rules:
-- a resource that a current source uses is never removed: a record of the same name is held
-  back, and a removal that is running is cancelled;
-- a user may give a resource up: then only the record is deleted.
+- a resource that an existing source uses is never removed: a record for the same resource is held
+  back, and a running removal is canceled;
+- a user may tell the service to leave a resource alone: then only the record is deleted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DROPPED: Final = "dropped"
 
 
 class CleanupTurn(msgspec.Struct, frozen=True, gc=False):
-    """A retry is due (`tried` False), or a try has ended, with an error or without."""
+    """A retry is due (`tried` False), or an attempt has ended, with or without an error."""
 
     id: ObjectId
     tried: bool = False
@@ -53,7 +53,7 @@ class CleanupTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class CleanupForgotten(msgspec.Struct, frozen=True, gc=False):
-    """The records were deleted on a user's request, or that failed."""
+    """The records were deleted at a user's request, or deleting them failed."""
 
     session: ActorAddress[Any]
     request: ForgetSource
@@ -66,26 +66,30 @@ class _Pending(msgspec.Struct):
 
     record: CleanupRecord
     failures: int = 0
+    """Number of failed attempts so far."""
     since_ms: int = 0
+    """Time of the drop, or of the last failure with a new error (ms since the epoch)."""
     error: str = ""
+    """Text of the last failure; empty if there was none."""
     attempt: RunningEffect | None = None
-    """The try that is running."""
+    """The running attempt, if any."""
     due: bool = False
-    """True if a try is scheduled or running."""
+    """True if an attempt is scheduled or running."""
 
 
 class ExternalCleanup:
-    """All records; a part of the controller."""
+    """All records and their removals; a part of the controller."""
 
     def __init__(self, state: ControllerState, found: tuple[CleanupRecord, ...]) -> None:
         self._state = state
         now = state.ctx.now_ms()
         self._all = {each.id: _Pending(each, since_ms=now) for each in found}
+        """Records of dropped sources, by the source's id; removed with their resource."""
 
     # -- events ------------------------------------------------------------------------------------
 
     def dropped(self, entry: CatalogObject) -> None:
-        """Add the record of a source that is no longer in the catalog."""
+        """Add the record of a source that was removed from the catalog."""
         kept = self._kept(entry)
         if kept:
             record = cleanup_record_of(entry, kept)
@@ -100,35 +104,36 @@ class ExternalCleanup:
                 self._failed(pending, self._in_use(pending))
 
     def schedule_removal(self, id_: ObjectId) -> None:
-        """Schedule a try, since the cluster has removed the resource or is about to."""
+        """Schedule an attempt: the cluster has removed the resource, or is about to."""
         pending = self._all.get(id_)
         if pending is not None and not pending.due:
             pending.due = True
-            # Delayed, so that the cluster and the controller do not remove it at the same moment.
+            # Delayed, so that the cluster and the controller do not remove it at the same time.
             self._state.ctx.after(DELAY_MS_MIN, CleanupTurn(id_))
 
     def connected(self) -> None:
-        """Schedule a try for each record: the new connection was not told to run their sources."""
+        """Schedule an attempt for each record: the new connection was not told to run those
+        sources."""
         for id_ in list(self._all):
             self.schedule_removal(id_)
 
     def turn(self, message: CleanupTurn | CleanupForgotten) -> None:
-        """Handle a timer, the end of a try, or the end of a deletion."""
+        """Handle a timer, the end of an attempt, or the end of a deletion."""
         if isinstance(message, CleanupForgotten):
             self._forgotten(message)
             return
         pending = self._all.get(message.id)
         if pending is None:
-            return  # a user gave it up
+            return  # a user chose to leave it alone
         if not message.tried:
             self._try(pending)
             return
         if pending.attempt is None:
-            return  # it was canceled
+            return  # the attempt was canceled
         pending.attempt = None
         if message.error is None:
             del self._all[message.id]
-            log.info("what the outside kept for source %s is gone", pending.record.name)
+            log.info("removed the external resource of source %s", pending.record.name)
         else:
             self._failed(pending, message.error)
 
@@ -140,10 +145,10 @@ class ExternalCleanup:
         return self._state.connector_store.makers.external_resource(entry.configuration, entry.id)
 
     def _in_use(self, pending: _Pending) -> PenstockError | None:
-        """Return the reason why the resource must stay, or None."""
+        """Return why the resource must stay, or None."""
         for entry in self._state.catalog.of_kind(SOURCE):
             if self._kept(entry) == pending.record.kept:
-                return PenstockError(f"source {entry.name} uses {pending.record.kept} now")
+                return PenstockError(f"source {entry.name} now uses {pending.record.kept}")
         return None
 
     def _try(self, pending: _Pending) -> None:
@@ -170,9 +175,9 @@ class ExternalCleanup:
                         await source.close()
         except TimeoutError:
             raise SourceUnreachable(
-                f"the outside did not answer within {ATTEMPT_MS_MAX} ms"
+                f"the external system did not answer within {ATTEMPT_MS_MAX} ms"
             ) from None
-        # Last: after a crash in between, the removal is repeated.
+        # Delete the record last: after a crash in between, the removal is repeated.
         await delete_record(self._state.persist, record)
 
     def _failed(self, pending: _Pending, error: PenstockError | None) -> None:
@@ -183,13 +188,13 @@ class ExternalCleanup:
         news = text != pending.error
         if news:
             pending.error, pending.since_ms = text, self._state.ctx.now_ms()
-        # Each new reason is logged once; the second failure again, as a warning.
+        # Log each new reason once, and the second failure in a row again as a warning.
         if news or pending.failures == 2:
             log.log(
-                # The cluster may be removing it at this moment, which fails one of the two.
+                # The cluster may be removing it at the same time, so that one of the two fails.
                 logging.INFO if pending.failures == 1 else logging.WARNING,
-                "source %s was dropped, but %s is still there: %s; it is tried again, until"
-                " `penstock source forget` gives it up",
+                "source %s was dropped, but %s still exists: %s; retrying until it is removed, or"
+                " `penstock source forget` leaves it to you",
                 pending.record.name,
                 pending.record.kept,
                 text,
@@ -200,13 +205,14 @@ class ExternalCleanup:
     # -- reporting ---------------------------------------------------------------------------------
 
     def forget(self, session: ActorAddress[Any], request: ForgetSource) -> None:
-        """Delete the records of a name, and leave the resources. Raises `UnknownObject`."""
+        """Delete the records of a source's name and leave the resources alone. Raises
+        `UnknownObject`."""
         ids = tuple(id_ for id_, each in self._all.items() if each.record.name == request.name)
         if not ids:
             there = ", ".join(sorted({each.record.name for each in self._all.values()}))
             raise UnknownObject(
-                f"no dropped source {request.name!r} has left anything outside that is known; "
-                f"those that have: {there or 'none'}"
+                f"dropped source {request.name!r} has no external resource left (sources that "
+                f"have: {there or 'none'})"
             )
 
         records = [self._all[id_].record for id_ in ids]
@@ -234,17 +240,17 @@ class ExternalCleanup:
         message.session.reply(RequestDone(message.request.request, text))
 
     def statuses(self, *, failing: bool = False) -> Iterator[tuple[ObjectId, SourceStatus]]:
-        """Yield the records in the form of listed sources; `failing`: only those whose removal
-        failed."""
+        """Yield the records in the form of listed sources; with `failing` only those whose removal
+        has failed."""
         for id_, each in self._all.items():
             if failing and not each.error:
                 continue
             record = each.record
-            error = each.error or "it is being removed"
+            error = each.error or "removal in progress"
             health = ObjectHealth(
                 DROPPED,
-                f"{record.kept} is still there outside: {error}",
-                "it is tried again; `penstock source forget` gives it up, and leaves it to you",
+                f"{record.kept} still exists: {error}",
+                "the removal is retried; `penstock source forget` leaves the resource to you",
                 each.since_ms,
             )
             yield id_, SourceStatus(record.name, record.configuration.kind, health, EMPTY)

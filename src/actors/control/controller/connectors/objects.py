@@ -1,9 +1,9 @@
 """Sources and sinks as the controller sees them: commands to the storage half, and its responses.
 
-A part of the controller, which runs in its task. The commands follow from the catalog at any moment
-(`commands`), so no history is kept; the storage half has one connection, to one replica, since an
-external system should be read once. Health and statistics are as last reported; while no replica is
-connected a source is *paused*.
+A part of the controller, which runs in its task. The commands follow from the current catalog
+(`commands`), so no history is kept. The storage half has one connection, to a single replica, since
+an external system should be read once. Health and statistics are as last reported; while no replica
+is connected, a source is *paused*.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from actors.control.controller.replicas.replica import (
     ReplicaLost,
     ReplicaResponse,
 )
-from actors.control.controller.roles.request_rights import shown_error
+from actors.control.controller.roles.request_rights import redacted_error
 from actors.control.controller.state import ControllerState
 from actors.control.controller.tables.copies_from import CopiesFrom
 from actors.model.protocol.api import (
@@ -82,7 +82,7 @@ log = logging.getLogger("penstock.controller")
 
 
 def describe_source(catalog: CatalogSnapshot, entry: CatalogObject) -> IngestionDescription:
-    """Return a source with its tables, as the cluster runs it."""
+    """Describe a source with its tables for the cluster."""
     assert entry.configuration is not None, entry.name
     assert entry.shard is not None, entry.name
     exports = tuple(
@@ -94,7 +94,7 @@ def describe_source(catalog: CatalogSnapshot, entry: CatalogObject) -> Ingestion
 
 
 def describe_sink(catalog: CatalogSnapshot, entry: CatalogObject) -> SinkDescription:
-    """Return a sink with its input, as the cluster runs it."""
+    """Describe a sink with its input for the cluster."""
     assert entry.configuration is not None, entry.name
     on = catalog.by_id(entry.depends[0])
     assert on.shard is not None, on.name
@@ -106,7 +106,7 @@ _SOURCES: Final = relation_of("penstock.sources")
 
 
 class ConnectorObjects:
-    """All sources and sinks. `link` holds the connection."""
+    """All sources and sinks of the catalog. `link` owns the connection to the storage half."""
 
     def __init__(
         self,
@@ -122,29 +122,32 @@ class ConnectorObjects:
         self.cleanup = ExternalCleanup(state, cleanup_records)
         self._link = link
         self._incarnation = 0
+        """Number of the current connection."""
         self._health: dict[ObjectId, StatusUpdate] = {}
+        """Last reported health of each object."""
         self._failed: dict[ObjectId, ObjectHealth] = {}
-        """Health of each object at its last stall: while it is restarted, its own health does not
-        show that."""
+        """Health of each object when it last stalled; its current health does not show that while
+        it restarts."""
         self._statistics: dict[ObjectId, ObjectStatistics] = {}
+        """Last reported statistics of each object."""
         self._stalls: Counter[ObjectId] = Counter()
         """Reports of sources and sinks that they, or a table of theirs, are stalled."""
         self._dropping: dict[ObjectId, CatalogObject] = {}
-        """Sinks whose holds are dropped when the cluster has stopped them."""
+        """Dropped sinks whose holds are dropped once the cluster has stopped them."""
 
     # -- commands --------------------------------------------------------------------------------
 
     def connected(self, message: ReplicaConnected) -> None:
-        """Send everything to a new connection."""
+        """Send all commands to a new connection."""
         self._incarnation = message.incarnation
-        assert self._link is not None, "it is the link that says so"
+        assert self._link is not None, "the event came from the link"
         self._link.replay(message.incarnation, self.commands())
         for entry in list(self._dropping.values()):
-            self._let_go(entry.id)  # this connection was not told to run it
+            self._let_go(entry.id)  # this connection was never told to run it
         self.cleanup.connected()
 
     def commands(self) -> list[Command]:
-        """Return all commands for a fresh connection, after its Hello."""
+        """Return all commands for a new connection, after its Hello."""
         catalog, settings = self._state.catalog, self._state.settings
         found: list[Command] = [
             UpdateStorageConfiguration(
@@ -162,17 +165,17 @@ class ConnectorObjects:
         return [*found, InitializationComplete(), AllowWrites()]
 
     def created(self, entry: CatalogObject) -> None:
-        """Run a source, a source's table, or a sink that was added to the catalog; and a source's
-        table that was given columns."""
+        """Run a source, a source's table, or a sink that was added to the catalog, or a source's
+        table that got columns."""
         catalog = self._state.catalog
         if entry.kind == SINK:
             self._push(RunSink(describe_sink(catalog, entry)))
         elif entry.kind == SOURCE:
-            # First: a pending removal must not take the resource from the new source.
+            # Do this first: a pending removal must not take the resource away from the new source.
             self.cleanup.created(entry)
             self._push(RunIngestion(describe_source(catalog, entry)))
         elif entry.kind == SOURCE_TABLE:
-            # The running source is altered: it has one more export, or one with more columns.
+            # Alter the running source: it has one more export, or one with more columns.
             source = catalog.by_id(entry.depends[0])
             self._push(RunIngestion(describe_source(catalog, source)))
 
@@ -187,7 +190,7 @@ class ConnectorObjects:
             # The sink reads under its hold until the cluster has stopped it.
             self._dropping[entry.id] = entry
         if entry.kind == SOURCE_TABLE and self._state.catalog.get(entry.depends[0]) is None:
-            return  # it goes with its source
+            return  # it stops with its source
         if not self._state.faults.is_quarantined(entry.id):
             self._push(AllowCompaction(entry.id, EMPTY))
 
@@ -198,11 +201,12 @@ class ConnectorObjects:
     # -- responses -------------------------------------------------------------------------------
 
     def responded(self, message: ReplicaResponse) -> ObjectId | None:
-        """Take a response. Return the object whose upper has moved, if one has."""
+        """Take a response. Return the object whose upper advanced, if one did."""
         response: Response = message.response
         present = message.incarnation == self._incarnation
         if isinstance(response, StagedBatches):
-            # From a former connection, too: the parts may have no owner but this copy.
+            # Accept it from a former connection, too: the parts may have no other owner than this
+            # copy.
             self.copies.staged(response, present=present)
         if not present:
             return None
@@ -210,7 +214,7 @@ class ConnectorObjects:
             case FrontierUpper(id_, upper):
                 return id_ if self._state.frontiers.sealed(id_, upper) else None
             case StatusUpdate(id=id_, time_ms=time_ms):
-                # Worker 0 and the owner of an object both speak of it, in any order.
+                # Worker 0 and the object's owner both report it, in any order.
                 known = self._health.get(id_)
                 late = known is not None and time_ms < known.time_ms
                 if self._state.catalog.get(id_) is not None and not late:
@@ -233,7 +237,7 @@ class ConnectorObjects:
         return None
 
     def lost(self, message: ReplicaLost) -> None:
-        """Pause all objects until the next connection."""
+        """Mark all objects as paused until the next connection."""
         if message.incarnation == self._incarnation:
             self._incarnation = 0
 
@@ -278,12 +282,13 @@ class ConnectorObjects:
     def _shown(
         self, entry: CatalogObject | None, health: ObjectHealth, role: str | None
     ) -> ObjectHealth:
-        """Return a health as a session of a role sees it."""
-        error = shown_error(self._state.access, role, entry, health.error)
+        """Return a health as a session of this role may see it."""
+        error = redacted_error(self._state.access, role, entry, health.error)
         return health if error == health.error else replace(health, error=error, hint="")
 
     def report(self, request: ListSources, role: str | None) -> SourceReport:
-        """Return the status of all sources, or of all sinks, as a session of a role sees it."""
+        """Return the status of all sources, or of all sinks, as a session of this role may see
+        it."""
         state = self._state
         kind = SINK if request.sinks else SOURCE
         found = tuple(self._status(entry, role) for entry in state.catalog.of_kind(kind))
@@ -320,18 +325,18 @@ class ConnectorObjects:
         )
 
     def _options(self, entry: CatalogObject, role: str | None) -> bytes:
-        """Return the options of a source or a sink; none if the session may not know them, or
-        nobody can read them."""
+        """Return the options of a source or a sink, or none if the session may not see them or they
+        cannot be read."""
         state = self._state
         if entry.configuration is None or entry.id in state.catalog.quarantined:
             return b""
-        # Hosts, folders and names of secrets are not everybody's to know.
+        # Hosts, folders and names of secrets are not for everyone.
         if not state.access.may(role, OWN, entry.id):
             return b""
         return self._makers.options(entry.configuration, of_sink=entry.kind == SINK)
 
     def rows(self, role: str | None) -> Iterator[Row]:
-        """Yield the rows of `penstock.sources`, as a session of a role sees them."""
+        """Yield the rows of `penstock.sources`, as a session of this role may see them."""
         catalog = self._state.catalog
         objects = [*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)]
         listed = [(entry.id, self._status(entry, role)) for entry in objects]
@@ -369,14 +374,14 @@ class ConnectorObjects:
                 yield (*own, None, None, None, *did)
 
     def error_rows(self, role: str | None) -> Iterator[Row]:
-        """Yield the rows of `penstock.errors` about dropped sources, as a session of a role sees
-        them."""
+        """Yield the rows of `penstock.errors` about dropped sources, as a session of this role may
+        see them."""
         for id_, shown in self.cleanup.statuses(failing=True):
             health = self._shown(None, shown.health, role)
             yield id_, shown.name, health.status, health.error, health.since_ms
 
     def table_rows(self, role: str | None) -> Iterator[Row]:
-        """Yield the rows of `penstock.source_tables`, as a session of a role sees them."""
+        """Yield the rows of `penstock.source_tables`, as a session of this role may see them."""
         catalog = self._state.catalog
         for entry in catalog.of_kind(SOURCE_TABLE):
             health = self._shown(entry, self.health(entry), role)
@@ -417,7 +422,7 @@ class ConnectorObjects:
                     yield Measurement(metric_table.SOURCE_LAG_BYTES, known.lag_bytes, name)
 
     def describe(self) -> str:
-        """Return how many sources and sinks there are, and whether they run."""
+        """Return the number of sources and sinks, and whether they run."""
         catalog = self._state.catalog
         state = "connected" if self._incarnation else "not connected"
         return (

@@ -1,11 +1,12 @@
 """Copies into files (COPY TO): each is a transient dataflow with one response.
 
-A copy is checked, then holds its shard at its `as_of`; then its dataflow is created. Its response
-ends it, and so do its client (by canceling or disconnecting), its deadline, and the drop of its
-object: then the dataflow is dropped, with the files that it has written. A replica that reconnects
-runs the copy again; if the copy was done already, it reports that (`sinks/copy_output.py`).
+A copy is checked, then its shard is held at its `as_of`, then its dataflow is created. It ends with
+the dataflow's response, when its client cancels or disconnects, at its deadline, or when its object
+is dropped; then the dataflow is dropped, and unless the copy is complete, the files it has written.
+A replica that reconnects runs the copy again; if it was already complete, the replica reports that
+(`sinks/copy_output.py`).
 
-A session has one copy at a time, the service `copies_max`.
+A session may run one copy at a time, the service `copies_max`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from actors.runtime.progress import EMPTY, ObjectId, ShardId, Time
 
 
 class CopyHoldAcquired(msgspec.Struct, frozen=True, gc=False):
-    """The copy's durable hold was taken, with the shard's since; or that failed."""
+    """The copy's durable hold was taken, with the shard's since; or taking it failed."""
 
     id: ObjectId
     since: Time = 0
@@ -70,12 +71,14 @@ class _Copy(msgspec.Struct, eq=False):
     timer: RunningEffect | None
     rights: HeldRights
     held: bool = False
+    """True once the durable hold was taken."""
     created: bool = False
     """True once the replicas were told to run the dataflow."""
     state: str = "waiting"
+    """Current activity of the copy, for people."""
     news: CopyProgressed | None = None
     """Progress that was not sent to the client yet."""
-    telling: bool = False
+    report_in_flight: bool = False
     """True while a progress report is on its way to the client."""
 
     @property
@@ -98,22 +101,24 @@ class RunningCopies(OpenRequests[_Copy]):
         super().__init__()
         self._state = state
         self._copies: dict[ObjectId, _Copy] = {}
+        """Running copies by the id of their dataflow."""
         self._ended_early: dict[ObjectId, ShardId] = {}
-        """Holds that are still being taken, for copies that have ended."""
+        """Shards of copies that ended before their hold was taken, by dataflow: the hold is to be
+        dropped."""
 
-    # -- beginning -----------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
 
     def copy(
         self, session: ActorAddress[Any], request: CopyTo, rights: HeldRights = TRUSTED
     ) -> None:
-        """Begin a copy, which needs these rights. Raises `InvalidUsage` and its children, and
+        """Start a copy, which needs these rights. Raises `InvalidUsage` and its subclasses, and
         `ResourceBusy`."""
         state, limit = self._state, self._state.settings.copies_max
         entry = state.catalog.find_stored(request.name, "copy")
         what = f"copy of {entry.name}"
         if entry.kind == INDEX:
             on = state.catalog.by_id(entry.depends[0])
-            raise InvalidUsage(f"{entry.name} is an index: copy {on.name}")
+            raise InvalidUsage(f"cannot copy index {entry.name}: copy {on.name}")
         as_of = request.as_of
         time = max(state.latest_with_contents(entry), entry.as_of) if as_of is None else as_of
         state.check_time(what, time)
@@ -130,7 +135,7 @@ class RunningCopies(OpenRequests[_Copy]):
         check_copy(export)
         if self.by_session()[session.path]:
             raise ResourceBusy(
-                "a connection does one copy at a time: wait for it, or open another one"
+                "this connection is already running a copy: wait for it, or open another connection"
             )
         if len(self._copies) >= limit:
             raise ResourceBusy(f"{limit} copies are running (copies_max): try again later")
@@ -140,8 +145,8 @@ class RunningCopies(OpenRequests[_Copy]):
         timer = None if wait_ms is None else state.ctx.after(wait_ms, CopyTimedOut(id_))
         made = self._copies[id_] = _Copy(session, request, entry, dataflow, timer, rights)
         self._opened(made)
-        # Held before the dataflow is created: neither the wait for the time nor a replica that
-        # reconnects may lose the history.
+        # Take the hold before creating the dataflow, so that the history is kept while the copy
+        # waits for its time and when a replica reconnects.
         state.hold(
             imported.shard,
             copy_holder(id_),
@@ -171,7 +176,7 @@ class RunningCopies(OpenRequests[_Copy]):
             self._state.command(ScheduleDataflow(made.id))
 
     def turn(self, message: CopyHoldAcquired | CopyTimedOut) -> None:
-        """Handle the end of a hold's effect or of a deadline."""
+        """Handle the result of taking a hold, or a deadline."""
         if isinstance(message, CopyHoldAcquired):
             self.hold_acquired(message)
         else:
@@ -180,7 +185,7 @@ class RunningCopies(OpenRequests[_Copy]):
     # -- progress ------------------------------------------------------------------------------
 
     def noted(self, status: StatusResponse) -> None:
-        """Take a dataflow's status, which may be a copy's."""
+        """Take the status of a dataflow, which may be a copy's."""
         made = self._copies.get(status.id)
         if made is None or status.state not in ("waiting", "copying"):
             return
@@ -198,24 +203,23 @@ class RunningCopies(OpenRequests[_Copy]):
             self._tell(made)
 
     def _tell(self, made: _Copy) -> None:
-        # One report at a time: the next when the last was written, so that a slow client gets the
-        # newest.
-        if made.news is not None and not made.telling:
+        # Send one report at a time, the next when the last was written, so that a slow client gets
+        # only the newest.
+        if made.news is not None and not made.report_in_flight:
             made.session.reply(made.news)
-            made.news, made.telling = None, True
+            made.news, made.report_in_flight = None, True
 
     def delivered(self, session: str, request: int) -> bool:
-        """Note that the client was sent a report, and send the next. Return False if there is no
-        such copy."""
+        """The client was sent a report: send the next. Return False if there is no such copy."""
         made = self._open.get((session, request))
         if made is None:
             return False
-        made.telling = False
+        made.report_in_flight = False
         self._tell(made)
         return True
 
     def responded(self, response: CopyToResponse) -> None:
-        """Take a replica's response; that of a copy that has ended is dropped."""
+        """Take a replica's response. The response of a copy that has ended is ignored."""
         made = self._copies.get(response.id)
         if made is None:
             return
@@ -258,7 +262,7 @@ class RunningCopies(OpenRequests[_Copy]):
         if made.state == "waiting":
             why = self._state.waiting_for(made.entry)
         what = f"copy of {made.entry.name} at {made.dataflow.as_of}"
-        text = f"{what}: not within {made.request.deadline_ms} ms: {why}"
+        text = f"{what}: not finished within {made.request.deadline_ms} ms: {why}"
         self._end(made, DeadlineExceeded(text))
 
     def _end(self, made: _Copy, error: PenstockError | None) -> None:
@@ -269,7 +273,8 @@ class RunningCopies(OpenRequests[_Copy]):
         del self._copies[made.id]
         self._closed(made)
         if made.created:
-            # Only then: the history would keep the drop of an id that it never created.
+            # Drop the dataflow only if it was created: the history would keep a drop of an unknown
+            # id.
             self._state.command(AllowCompaction(made.id, EMPTY))
         if made.held:
             self._state.drop_hold(made.shard, copy_holder(made.id))

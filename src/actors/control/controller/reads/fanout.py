@@ -1,21 +1,23 @@
-"""Sharing of dataflows among subscribers: which share one, and the updates each is sent. Pure.
+"""Lets subscribers share dataflows: decides which of them share one, and cuts its updates for each.
+Pure.
 
 A *stream* is one transient dataflow over a shard, with its members. Each batch is cut, for every
-member, to the times that the member has not had; members that need the same cut share its bytes. A
-new member starts a stream of its own, unless one stands where the member begins. Streams of one
-shard follow the same changes, and so come to nearly the same frontier: then the younger one's
-members move to the older one, and its dataflow is dropped. In the long run one dataflow serves all.
+member, to the times that the member has not received yet; members that need the same cut share its
+bytes. A new member starts its own stream, unless an existing one is exactly where the member
+begins. Streams of one shard follow the same changes, so they reach nearly the same frontier: then
+the members of the younger stream move to the older one, and the younger dataflow is dropped. In the
+long run one dataflow serves all.
 
 Rules:
 
-- a member moves only where nothing is lost: the stream stands at or below what the member
-  has had, and the member's hold protects the history from which that stream would start over;
-- it moves only where nothing is delayed: the two streams' last steps touch;
+- a member moves only if nothing is lost: the stream's upper is at or below what the member has
+  received, and the member's hold protects the history from which that stream would restart;
+- it moves only if nothing is delayed: the last steps of the two streams touch;
 - only members that want the same snapshot join a stream that has not sent its snapshot;
 - a stream without members is dropped.
 
-Invariants (`validate`): a member has had everything below `delivered`, each update once; no member
-of a stream has had less than the stream sent; ``hold <= since`` for each of them.
+Invariants (`validate`): a member has received everything below `delivered`, each update once; no
+member of a stream has received less than the stream has sent; ``hold <= since`` for each member.
 """
 
 from __future__ import annotations
@@ -46,11 +48,13 @@ from actors.runtime.progress import EMPTY, Frontier, ObjectId, ShardId, Time
 
 class BatchBlobs:
     """The blobs of one batch that is too large for one answer, each with the number of readers that
-    still need it: that have neither had it nor left."""
+    still need it."""
 
     def __init__(self, keys: Sequence[str], readers: int) -> None:
         self.keys = tuple(keys)
+        """Keys of the blobs, in order."""
         self._wanted = Counter(dict.fromkeys(keys, readers))
+        """Number of readers that still need each blob."""
 
     def take(self, keys: Sequence[str]) -> list[str]:
         """Release blobs for one reader. Return those that no reader needs any more."""
@@ -64,18 +68,19 @@ class BatchBlobs:
 
 
 class BatchReader:
-    """One reader's position in a batch's blobs: updates with ``lower <= time < upper``, piece after
-    piece, of which the last has the batch's upper."""
+    """One reader's position in a batch's blobs: updates with ``lower <= time < upper``, piece by
+    piece; the last piece has the batch's upper."""
 
     def __init__(self, shelf: BatchBlobs, lower: Frontier, upper: Frontier) -> None:
         self.shelf = shelf
         self.lower = lower
         self.upper = upper
         self._left = deque(shelf.keys)
+        """Keys of the pieces still to be sent, the current one first."""
         self.reading = False
         """True while a piece is being read."""
         self.attempts = 0
-        """Number of failed attempts to read the present piece."""
+        """Number of failed attempts to read the current piece."""
 
     @property
     def present(self) -> str:
@@ -84,7 +89,7 @@ class BatchReader:
 
     @property
     def last(self) -> bool:
-        """Return whether the present piece is the last."""
+        """Return whether the current piece is the last."""
         return len(self._left) == 1
 
     def advance(self) -> list[str]:
@@ -93,20 +98,20 @@ class BatchReader:
         return self.shelf.take([self._left.popleft()])
 
     def abandon(self) -> list[str]:
-        """Release all remaining pieces, as the reader has left. Return the blobs that may be
+        """Release all remaining pieces, since the reader has left. Return the blobs that may be
         deleted."""
         left = list(self._left)
         self._left.clear()
         return self.shelf.take(left)
 
     def cut(self, arrow: bytes) -> bytes | None:
-        """Return the updates of a piece that are for this reader; None if there are none."""
+        """Return the updates of a piece that are for this reader, or None if there are none."""
         rows: pa.Table = from_ipc(arrow)
         if not rows.num_rows:
             return None
         times = pc.min_max(rows[TIME])
         if self.lower <= times["min"].as_py() and times["max"].as_py() < self.upper:
-            # All of it is for this reader: the same bytes, without a copy.
+            # The whole piece is for this reader: pass on the same bytes without a copy.
             return arrow
         kept = between(rows, self.lower, self.upper)
         return to_ipc(kept) if kept.num_rows else None
@@ -123,18 +128,21 @@ class FanoutMember(msgspec.Struct, eq=False, kw_only=True):
     name: str
     """Name of the object, for people."""
     imported: ShardImport
+    """The shard that the member reads, with the columns it reads."""
     as_of: Time
+    """Time of the snapshot, or after which changes are delivered."""
     snapshot: bool
-    """True while the contents at `as_of` are still due."""
+    """True until the contents at `as_of` were delivered."""
     delivered: Frontier
+    """Frontier below which the member has received everything."""
     up_to: Frontier = EMPTY
     """Frontier at which the subscribe ends."""
     hold: Time
-    """Time of the durable hold, which may still be on its way there."""
+    """Time of the durable hold; a move to it may still be in progress."""
     stream: FanoutStream | None = None
-    """None: not started yet, or paused."""
+    """The stream that it is a member of; None if it has not started or is paused."""
     streamed: bool = False
-    """True when the id has named a stream."""
+    """True once a stream has been named by the member's id."""
 
     @property
     def shard(self) -> ShardId:
@@ -145,13 +153,14 @@ class FanoutMember(msgspec.Struct, eq=False, kw_only=True):
         """Return the time to which the hold may advance now."""
         stands = self.delivered
         if self.stream is not None:
-            # The stream may start over from its upper, which can be below what this member has had.
+            # The stream may restart from its upper, which can be below what this member has
+            # received.
             stands = min(stands, self.stream.upper)
         return max(self.hold, self.as_of, min(stands, EMPTY - 1) - 1)
 
 
 class FanoutStream(msgspec.Struct, eq=False, kw_only=True):
-    """One transient dataflow."""
+    """One transient dataflow and its members."""
 
     id: ObjectId
     imported: ShardImport
@@ -161,21 +170,23 @@ class FanoutStream(msgspec.Struct, eq=False, kw_only=True):
     upper: Frontier
     """Frontier below which all updates were sent to the members."""
     lower: Frontier
-    """Lower of the last batch."""
+    """Lower bound of the last batch."""
     since: Time
-    """Time from which the dataflow would start over."""
+    """Time from which the dataflow would restart."""
     members: dict[ObjectId, FanoutMember] = {}
+    """Members by id."""
 
 
 class FanoutDelivery(msgspec.Struct, frozen=True, gc=False):
-    """The updates with ``lower <= time < upper`` that one member is to be sent."""
+    """The updates with ``lower <= time < upper`` that are to be sent to one member."""
 
     member: FanoutMember
     lower: Frontier
     upper: Frontier
     arrow: bytes | None
     parts: tuple[str, ...] = ()
-    """Keys of blobs with further updates; those outside of the interval are not for the member."""
+    """Keys of blobs with additional updates. Updates outside the interval are not for the
+    member."""
 
 
 class SubscribeFanout:
@@ -184,9 +195,10 @@ class SubscribeFanout:
     def __init__(self, fresh_id: Callable[[], ObjectId]) -> None:
         self._fresh_id = fresh_id
         self._streams: dict[ObjectId, FanoutStream] = {}
+        """Streams by the id of their dataflow."""
         self._by_import: dict[ShardImport, list[FanoutStream]] = {}
-        """Streams of each shard and the columns that are read of it, oldest first: a table may be
-        given further ones."""
+        """Streams of each shard and set of columns, oldest first. The columns matter since a table
+        may get more of them."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -196,14 +208,14 @@ class SubscribeFanout:
         stream = self._streams.get(id_)
         return [] if stream is None else list(stream.members.values())
 
-    # -- joining and leaving -------------------------------------------------------------------
+    # -- joining and leaving -----------------------------------------------------------------------
 
     def join(self, member: FanoutMember) -> list[Command]:
-        """Add a member, which begins or resumes, to a stream."""
+        """Add a member, which starts or resumes, to a stream."""
         assert member.stream is None, member
         for stream in self._by_import.get(member.imported, ()):
             alike = stream.snapshot == member.snapshot and stream.upper == member.delivered
-            # The member's hold must protect the time from which the stream would start over
+            # The member's hold must protect the time from which the stream would restart
             # (`_enter`).
             if alike and member.hold <= max(stream.since, stream.upper - 1):
                 return self._enter(member, stream)
@@ -213,7 +225,7 @@ class SubscribeFanout:
         id_ = self._fresh_id() if member.streamed else member.id
         member.streamed = True
         if not member.snapshot:
-            # A dataflow without snapshot sends what is later than its as_of: everything from
+            # A dataflow without a snapshot sends what is later than its as_of: everything from
             # `delivered` on.
             member.as_of = member.delivered - 1
         stream = FanoutStream(
@@ -242,12 +254,12 @@ class SubscribeFanout:
         stream.members[member.id] = member
         if member.hold <= stream.since:
             return []
-        # All have had what is below its upper: it may start over from there.
+        # All members have received what is below its upper, so it may restart from there.
         stream.since = stream.upper - 1
         return [AllowCompaction(stream.id, stream.since)]
 
     def leave(self, member: FanoutMember) -> list[Command]:
-        """Remove a member, which pauses or ends, from its stream; the others go on."""
+        """Remove a member, which pauses or ends, from its stream. The other members stay."""
         stream, member.stream = member.stream, None
         if stream is None:
             return []
@@ -267,11 +279,11 @@ class SubscribeFanout:
     def batch(
         self, id_: ObjectId, batch: SubscribeBatch
     ) -> tuple[list[FanoutDelivery], list[Command]]:
-        """Return what the members are sent of a stream's batch (without an error).
+        """Return what to send to the members for a stream's batch (without an error).
 
         A batch without news, as after a reconnection, is dropped. The caller removes a member that
-        has had everything below its `up_to`, and one that is sent parts: it joins again when it has
-        had them.
+        has received everything below its `up_to`, and one that is sent parts: that one joins again
+        when it has received them.
         """
         stream = self._streams.get(id_)
         if stream is None or batch.upper <= stream.upper:
@@ -306,7 +318,7 @@ class SubscribeFanout:
     def _merge_streams(self, younger: FanoutStream, older: FanoutStream) -> list[Command]:
         commands: list[Command] = []
         for member in list(younger.members.values()):
-            # The hold must protect the time from which the older stream would start over.
+            # The hold must protect the time from which the older stream would restart.
             if member.hold < older.upper:
                 del younger.members[member.id]
                 commands += self._enter(member, older)
@@ -315,8 +327,8 @@ class SubscribeFanout:
         return commands
 
     def compact(self) -> list[Command]:
-        """Advance the streams' sinces to what all members have had. Move the members' holds to
-        `FanoutMember.since` with it."""
+        """Advance the sinces of the streams to what all members have received. The caller then
+        moves the members' holds to `FanoutMember.since`."""
         commands: list[Command] = []
         for stream in self._streams.values():
             since = min(stream.upper, EMPTY - 1) - 1
@@ -336,27 +348,29 @@ class SubscribeFanout:
                 assert member.hold <= stream.since, (member.hold, stream.since)
                 assert member.snapshot == stream.snapshot
         for stream in self._streams.values():
-            assert stream.members, "a stream without members goes on"
+            assert stream.members, "a stream without members still exists"
             assert stream in self._by_import[stream.imported]
         assert sum(map(len, self._by_import.values())) == len(self._streams)
 
 
 def _steps_touch(younger: FanoutStream, older: FanoutStream) -> bool:
-    """Return whether the older stream stands within the last step of the younger one."""
+    """Return whether the older stream's upper is within the last step of the younger one."""
     pending = younger.snapshot or older.snapshot
     return not pending and younger.lower <= older.upper <= younger.upper
 
 
 class _BatchCuts:
-    """Cuts of a batch by time; each is made once."""
+    """Cuts a batch by time, making each cut only once."""
 
     def __init__(self, batch: SubscribeBatch) -> None:
         self._batch = batch
         self._rows: pa.Table | None = None
+        """The decoded batch; None until a cut needs it."""
         self._made: dict[tuple[Frontier, Frontier], bytes | None] = {}
+        """Cuts made so far, by their bounds."""
 
     def between(self, lower: Frontier, upper: Frontier) -> bytes | None:
-        """Return the batch's updates with ``lower <= time < upper``; None if there are none."""
+        """Return the batch's updates with ``lower <= time < upper``, or None if there are none."""
         whole = self._batch
         if whole.arrow is None or (lower <= whole.lower and upper >= whole.upper):
             return whole.arrow
@@ -369,7 +383,7 @@ class _BatchCuts:
             self._rows = from_ipc(arrow)
         times = pc.min_max(self._rows[TIME])
         if lower <= times["min"].as_py() and times["max"].as_py() < upper:
-            # Nothing to cut: the same bytes, without a copy.
+            # There is nothing to cut: pass on the same bytes without a copy.
             return arrow
         kept = between(self._rows, lower, upper)
         return to_ipc(kept) if kept.num_rows else None

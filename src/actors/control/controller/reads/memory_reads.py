@@ -1,14 +1,14 @@
-"""Rows of keys that are in this process's memory: read without a message to a worker.
+"""Reads rows by key from this process's memory, without a message to a worker.
 
-A table is there by its PRIMARY KEY, in the arrangement in which the table writer looks keys up
-(`TableArrangements`): it is built when a key is first asked for, or written. An index is there if
+A table's rows are in memory by PRIMARY KEY, in the arrangement in which the table writer looks keys
+up (`TableArrangements`): it is built when a key is first read or written. An index is in memory if
 the workers are in this process: each has its partition, sealed beyond the time that is read. A read
-of the controller (`reads`) asks here first. So does a door beside it: it reads the rows of one key
-at the latest written time without waiting for a turn of the controller.
+of the controller (`reads`) tries this first. So does a listener alongside it: it reads the rows of
+one key at the latest written time without waiting for a turn of the controller.
 
-Whatever is not surely so is None, and the caller goes the long way, which waits, and reports
-errors. All of it runs on one event loop: the controller's state is read between its turns, and
-changes in them only.
+Whenever it is not certain of an answer, the result is None, and the caller falls back to a regular
+read, which waits and reports errors. Everything runs on one event loop: a read sees the
+controller's state between two of its turns.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from actors.runtime.errors import PenstockError
 from actors.runtime.progress import Time
 
 LOOP_KEYS_MAX = 256
-"""Keys that are looked up on the event loop, in 0.1 ms; of one key a thread makes it 1.4 × as long
+"""Most keys to look up on the event loop, in about 0.1 ms. For one key a thread takes 1.4 × as long
 (November 2026)."""
 
 _RESOLVED_MAX: Final = 1_024
-"""Bound of remembered resolutions of names; beyond, all are forgotten."""
+"""Most names whose resolution is remembered; beyond it, all are forgotten."""
 
 _Contents: TypeAlias = tuple[Arrangement, Sequence[ArrangementSnapshot]]
-"""One of the arrangements that have a part of some contents each, and the contents of all."""
+"""One of the arrangements that each hold a partition of some contents, and the contents of all."""
 
 
 class PointSelection(msgspec.Struct, frozen=True):
-    """The columns of one object that a key fixes, in the order in which values come, and the
-    columns of the answer."""
+    """The columns of one object that a key fixes, in the order of the key's values, and the columns
+    of the answer."""
 
     name: str
     key: tuple[str, ...]
@@ -60,13 +60,13 @@ class PointSelection(msgspec.Struct, frozen=True):
 
 
 class _Partitioned:
-    """Contents that were partitioned by the hashes of their keys; see `CollectionContents`."""
+    """Contents that are partitioned by the hashes of their keys; see `CollectionContents`."""
 
     def __init__(self, views: Sequence[ArrangementSnapshot]) -> None:
         self._views = views
 
     def errors(self) -> pa.Table:
-        """Return the summed errors of all partitions."""
+        """Return the errors of all partitions together."""
         return pa.concat_tables([each.errors() for each in self._views])
 
     def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
@@ -78,7 +78,7 @@ class _Partitioned:
 
 
 class KeyedLookup(msgspec.Struct, frozen=True):
-    """A peek by keys of contents that are at hand."""
+    """A peek by key of contents that are in memory."""
 
     spec: PeekSpec
     contents: _Partitioned
@@ -87,12 +87,12 @@ class KeyedLookup(msgspec.Struct, frozen=True):
 
     @property
     def is_short(self) -> bool:
-        """Return whether it takes no longer than a thread would."""
+        """Return whether the lookup is fast enough for the event loop."""
         return len(self.hashes) <= LOOP_KEYS_MAX
 
     def answer(self) -> bytes | None:
-        """Return the rows as an Arrow stream; None if they are too large for one answer, or the
-        long way must tell an error."""
+        """Return the rows as an Arrow stream, or None if they are too large for one answer, or if a
+        regular read must report an error."""
         try:
             piece = next(self.spec.answer(self.contents, self.hashes, self.bytes_max))
         except PenstockError:
@@ -102,26 +102,30 @@ class KeyedLookup(msgspec.Struct, frozen=True):
 
 
 class _Resolved(msgspec.Struct, frozen=True, gc=False):
-    """An object, and the ways to read it by key that need no worker."""
+    """An object, and the ways to read it by key without a worker."""
 
     entry: CatalogObject
     ways: tuple[ReadChoice, ...]
 
 
 class MemoryReads:
-    """Reads rows of keys. Until the controller has started it finds nothing."""
+    """Reads rows by key. It finds nothing until the controller has started."""
 
     def __init__(self, partitions: Callable[[], Iterable[ClusterPartitions]] = tuple) -> None:
-        """`partitions` returns those of the indexes of each cluster in this process."""
+        """Set up without state. `partitions` returns the index partitions of each cluster in this
+        process."""
         self._state: ControllerState | None = None
+        """State of the controller; None until `attach_state`."""
         self._tables: TableArrangements | None = None
+        """Arrangements of the tables; None until `attach_state`."""
         self._partitions = partitions
         self._catalog: CatalogSnapshot | None = None
+        """The catalog for which `_resolved` is valid."""
         self._resolved: dict[PointSelection, _Resolved | None] = {}
+        """Resolved selections of `_catalog`; None for those that cannot be read here."""
 
     def attach_state(self, state: ControllerState, tables: TableArrangements) -> None:
-        """Read the catalog, the frontiers and the tables from there: a controller makes its state
-        when it starts."""
+        """Use this state: a controller makes it when it starts."""
         self._state, self._tables = state, tables
 
     # -- contents ------------------------------------------------------------------------------
@@ -132,15 +136,15 @@ class MemoryReads:
         return self._of_table(entry, time)
 
     def _of_table(self, entry: CatalogObject, time: Time) -> _Contents | None:
-        """Return a table's contents by PRIMARY KEY. If they are not at hand, return None, and have
-        them at hand for later reads."""
+        """Return a table's contents by PRIMARY KEY. If they are not in memory, return None and have
+        them arranged for later reads."""
         state, tables = self._state, self._tables
         if state is None or tables is None or entry.shard is None:
             return None
         found = tables.view(entry.id, time)
         if found is None and tables.should_arrange(entry.id, time):
             target = TableTarget(entry.id, entry.name, entry.shard, entry.schema)
-            # Its queue takes one such message a table at most.
+            # Its queue holds at most one such message per table.
             state.writer.reply(ArrangeTable(target))
         return None if found is None else (found[0], [found[1]])
 
@@ -149,7 +153,7 @@ class MemoryReads:
         entry = None if state is None else state.catalog.get(index.id)
         if state is None or entry is None or state.frontiers.readable_from(index.id) > time:
             return None
-        # Ids of dataflows are never used again: what is there under one is this index.
+        # Ids of dataflows are never reused: an arrangement under this id belongs to this index.
         for each in self._partitions():
             held = each.readable(entry.dataflow_id)
             if held is None or any(one.upper <= time for one in held):
@@ -157,19 +161,21 @@ class MemoryReads:
             try:
                 return held[0], [one.view(time + 1) for one in held]
             except PenstockError:
-                continue  # replaced meanwhile, or it begins later
+                continue  # the index was replaced, or starts at a later time
         return None
 
     def has_partitions(self, index: CatalogObject) -> bool:
-        """Return whether an index is in this process, though perhaps at an earlier time."""
+        """Return whether an index is in this process, though perhaps not up to the wanted time."""
         return any(each.readable(index.dataflow_id) for each in self._partitions())
 
-    # -- reads of the controller -----------------------------------------------------------------
+    # -- reads of the controller
+    # ---------------------------------------------------------------------
 
     def look_up(
         self, entry: CatalogObject, way: ReadChoice, peek: Peek
     ) -> bytes | KeyedLookup | None:
-        """Return the answer to a peek, or what finds it, if the rows of its keys are at hand."""
+        """Return the answer to a peek, or the lookup that finds it, if the rows of its keys are in
+        memory."""
         if not way.key or self._state is None:
             return None
         found = self._contents(entry, way, peek.time)
@@ -177,25 +183,26 @@ class MemoryReads:
             return None
         arrangement, views = found
         bytes_max = self._state.settings.piece_bytes_max
-        # A single key of integers or text, as most are: a third of the time of the general way.
+        # Fast path for a single key of integers or text, the usual case: a third of the general
+        # time.
         one = one_key_answer(arrangement, views, peek, bytes_max)
         if one is not None:
             return one.arrow
         try:
             spec = PeekSpec(entry.schema, peek)
-        # Whoever reads in the long way finds the same fault, and tells it.
+        # A regular read meets the same fault and reports it.
         except PenstockError:
             return None
         hashes = spec.narrowed(arrangement.key)
         return None if hashes is None else KeyedLookup(spec, _Partitioned(views), hashes, bytes_max)
 
-    # -- reads of a door -------------------------------------------------------------------------
+    # -- reads of a listener ---------------------------------------------------------------------
 
     def find(
         self, selection: PointSelection, values: Sequence[Any], role: str | None
     ) -> pa.RecordBatch | None:
         """Return the rows whose key columns have these values, each once, at the latest written
-        time; None if they cannot be had at once, or if the role may not read the object."""
+        time. Return None if they are not available now, or if the role may not read the object."""
         state = self._state
         found = None if state is None else self._resolve(state, selection)
         if state is None or found is None or not state.access.may(role, READ, found.entry.id):
@@ -204,7 +211,8 @@ class MemoryReads:
             time = state.latest_with_contents(found.entry)
         except NoContentsYet:
             return None
-        # Of several indexes any will do: one that was just made is not at the latest time yet.
+        # Any of several indexes will do: one that was just created may not have reached the latest
+        # time.
         for way in found.ways:
             contents = self._contents(found.entry, way, time)
             if contents is not None:
@@ -233,20 +241,20 @@ def ways_to_read(
 
 
 def first_way(state: ControllerState, read: PlainRead) -> ReadChoice:
-    """Return the way of a plain read at the latest time; that from memory also where a table is
-    arranged only by the read itself."""
+    """Return the way in which a plain read at the latest time would be done. Memory counts even for
+    a table that this read would be the first to have arranged."""
     if is_relation(read.name):
         return ReadChoice("memory")
     entry = state.catalog.find(read.name)
     for way in ways_to_read(state.catalog, entry, fixed_columns(read.filter), by_key=False):
         if way.index is None or ready_index(state, way, state.latest(entry)) is not None:
             return way
-    raise AssertionError("the last way is always there")
+    raise AssertionError("the last way is always available")
 
 
 def ready_index(state: ControllerState, way: ReadChoice, time: Time) -> CatalogObject | None:
-    """Return the index of a way, if it has the contents at a time, or will have them when its
-    workers have come so far."""
+    """Return the index of a way, if it has the contents at a time, or will have them once its
+    workers have advanced that far."""
     index = None if way.index is None else state.catalog.get(way.index.id)
     if index is None:
         return None
@@ -255,7 +263,8 @@ def ready_index(state: ControllerState, way: ReadChoice, time: Time) -> CatalogO
 
 
 def _resolved(catalog: CatalogSnapshot, selection: PointSelection) -> _Resolved | None:
-    """Return the object and its ways; None if it is not there, or has none by these columns."""
+    """Return the object and its ways; None if it does not exist or cannot be read by these
+    columns."""
     try:
         entry = catalog.find_stored(selection.name, "read")
     except PenstockError:
@@ -277,14 +286,14 @@ def _rows_of(
         return None
     wanted = hash_values([given[name] for name in arrangement.key])
     rows = None if wanted is None else rows_of_key(views, wanted, tuple(given.items()))
-    # A row that is there twice would have to be repeated.
+    # A row that occurs twice would have to be repeated.
     if rows is None or np.any(rows.column(DIFF).to_numpy() != 1):
         return None
     return rows.select(list(selection.columns))
 
 
 def _is_exact(kind: pa.DataType, value: object) -> bool:
-    """Return whether a value is of a type whose values are equal exactly if Python's are."""
+    """Return whether a value has a type whose equality is the same in Python and in SQL."""
     if isinstance(value, bool):
         return bool(pa.types.is_boolean(kind))
     if isinstance(value, int):

@@ -1,21 +1,21 @@
 """One-off queries over tables and views, at one time.
 
-A query that is a plain read of one object (`views.simple`) is not run here: the answer names the
-read that the client sends instead (`ReadInstead`). Every other one goes through these stages, all
+A query that is a plain read of one object (`views.simple`) does not run here: the answer names the
+read that the client sends instead (`ReadInstead`). Every other query goes through these stages, all
 in one effect of the controller, `_Run`:
 
-1. analysed: Spark returns its columns, or the reason why it is refused;
-2. held: a durable hold on every input at the query's time;
-3. opened and run: the inputs' parts are leased as for a view that is computed whole, which waits
-   until the time is sealed in all of them; then one Spark job makes the rows, in their order;
-4. streamed: piece by piece, the next one when the last was passed on to the client. Few rows are in
-   memory; many are in files, of which one batch at a time is read.
+1. analyse: Spark returns the query's columns, or the reason why it is refused;
+2. hold: a durable hold is taken on every input at the query's time;
+3. open and run: the inputs' parts are leased as for a full computation of a view, which waits until
+   the time is sealed in all of them; then one Spark job makes the rows, in their order;
+4. stream: the rows are sent piece by piece, each after the previous one was delivered to the
+   client. Few rows are in memory; many are in files, of which one batch at a time is read.
 
-Holds, leases and files are dropped when the run ends, however it ends; the run is cancelled, and
-with it its Spark job, when the client disconnects, cancels, or the deadline passes (which counts
-until the rows are there). At most `queries_in_flight_max` run, in the order in which they came;
-others wait within their deadlines, and beyond `queries_waiting_max` they are refused with
-`ResourceBusy`.
+Holds, leases and files are dropped when the run ends, for whatever reason. The run is canceled, and
+with it its Spark job, when the client disconnects or cancels, or at the deadline (which applies
+until the rows are ready). At most `queries_in_flight_max` queries run at a time, in the order in
+which they arrived; others wait within their deadlines, and beyond `queries_waiting_max` they are
+refused with `ResourceBusy`.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ from actors.runtime.telemetry import TRACEPARENT
 from actors.runtime.threshold_probes import QUERY_ANSWER
 
 PLAIN_CHARACTERS_MAX: Final = 65_536
-"""Length of a query beyond which it is looked at in a thread, and is no plain read."""
+"""A longer query is parsed in a thread, and is never treated as a plain read."""
 BATCH_ROWS: int = 16_384
-"""Number of a file's rows in memory at a time, about."""
+"""Approximate number of rows of a file in memory at a time."""
 
 
 class QueryPiece(msgspec.Struct, frozen=True, gc=False):
-    """A run has rows for its client."""
+    """Sent when a query has produced rows for its client."""
 
     number: int
     arrow: bytes
@@ -109,28 +109,29 @@ class QueryPiece(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueryEnded(msgspec.Struct, frozen=True, gc=False):
-    """A run has ended; without an error all its rows were sent."""
+    """A run has ended; without an error, all its rows were sent."""
 
     number: int
     error: PenstockError | None = None
     awaited: CatalogObject | None = None
-    """A source's table without contents: the query is to begin again when they are there."""
+    """A source's table without contents: run the query again once it has some."""
 
 
 class QueryTimedOut(msgspec.Struct, frozen=True, gc=False):
-    """A deadline has passed."""
+    """A query's deadline has passed."""
 
     number: int
 
 
 class InputsChecked(msgspec.Struct, frozen=True, gc=False):
-    """The session may read all that a view's text names: it may be created, or explained."""
+    """The session may read everything that a view's text names, so the view may be created or
+    explained."""
 
     session: ActorAddress[Any]
     request: CreateView | ExplainQuery
     role: str | None
     rights: HeldRights
-    """Reads of its query: a right may have been revoked since."""
+    """Reads of its query, to check again: a right may have been revoked in the meantime."""
 
 
 QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryTimedOut
@@ -138,27 +139,36 @@ QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryTimedOut
 
 class _Running(msgspec.Struct, eq=False):
     id: int
+    """Number of the query within this service."""
     session: ActorAddress[Any]
     request: RunQuery
     time: Time
-    """Time of the query: as given; else that of the latest write, until the inputs are known."""
+    """Time of the query: the requested time; without one that of the latest write, until the
+    analysis shows which inputs there are."""
     deadline_ms: int
+    """Time until the rows must be ready (ms)."""
     role: str | None
     """Role of the session; see `access.access_rules`."""
     since_ms: float
+    """Time of the request (monotonic, ms)."""
     timer: RunningEffect
+    """Timer of the deadline."""
     taken: anyio.Event
     """Set when the client was sent the last piece."""
     traceparent: str | None
+    """Trace context of the request."""
     rights: HeldRights
-    """Reads of the inputs, once these are known."""
+    """Rights to read the inputs, once these are known."""
     names: str = ""
     """Names of the inputs, for people, once they are known."""
     effect: RunningEffect | None = None
-    telling: bool = False
+    """The running `_Run`; None while the query waits for others."""
+    streaming: bool = False
+    """True once the rows are ready and being sent: the deadline no longer applies."""
     state: str = "waiting for other queries"
+    """Current activity of the query, for people."""
     entry: None = None
-    """A query ends with its inputs' rows at hand, whatever is dropped meanwhile."""
+    """No object: a query keeps its inputs' parts leased, whatever is dropped in the meantime."""
 
     @property
     def number(self) -> int:
@@ -166,7 +176,7 @@ class _Running(msgspec.Struct, eq=False):
 
 
 class RunningQueries(OpenRequests[_Running]):
-    """All running queries."""
+    """All running and waiting queries."""
 
     def __init__(
         self,
@@ -181,12 +191,14 @@ class RunningQueries(OpenRequests[_Running]):
         self._executor = executor
         self._scratch = scratch
         self._numbers = 0
+        """Number of the last query."""
         self._running: dict[int, _Running] = {}
+        """Queries by number, in the order in which they arrived."""
 
-    # -- beginning -----------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
 
     def query(self, session: ActorAddress[Any], request: RunQuery, role: str | None = None) -> None:
-        """Begin a query of a session with this role, or answer with the read that replaces it.
+        """Start a query for a session with this role, or answer with the read that replaces it.
         Raises `QueryRejected`, `UnknownObject`, `InvalidUsage`, `AccessDenied`, `ReadTooFarAhead`
         and `ResourceBusy`."""
         state, as_of = self._state, request.as_of
@@ -203,7 +215,7 @@ class RunningQueries(OpenRequests[_Running]):
         )
         if len(self._running) >= running + waiting:
             raise ResourceBusy(
-                f"{running} queries run already (queries_in_flight_max), and {waiting} wait "
+                f"{running} queries are running (queries_in_flight_max) and {waiting} are waiting "
                 "(queries_waiting_max): try again later"
             )
         deadline = request.deadline_ms
@@ -221,7 +233,7 @@ class RunningQueries(OpenRequests[_Running]):
         as_of = request.as_of
         if not is_relation(found.name):
             entry = self._state.catalog.find(found.name)
-            # The client sends the read, which is checked again: this spares it the way.
+            # The client's read will be checked again: refusing it here saves a round trip.
             self._state.access.check(role, READ, entry.id, entry.name)
             if as_of is None and not request.latest:
                 as_of = readable_time(self._state, [entry])
@@ -241,10 +253,10 @@ class RunningQueries(OpenRequests[_Running]):
         request: RunQuery | DescribeQuery | ExplainQuery,
         readable: Mapping[str, TableSchema],
     ) -> QueryChoice:
-        """Return whether a query is a plain read of these objects, or Spark's, as a long one is: to
-        read it would hold up the loop."""
+        """Decide whether a query is a plain read of these objects or runs in Spark. A long query
+        always runs in Spark: parsing it would block the event loop."""
         if len(sql) > PLAIN_CHARACTERS_MAX:
-            return QueryChoice(None, f"its text has more than {PLAIN_CHARACTERS_MAX} characters")
+            return QueryChoice(None, f"its text is longer than {PLAIN_CHARACTERS_MAX} characters")
         names = [*self._state.settings.spark_conf, *request.conf]
         inlined, _ = self._state.catalog.inlined(sql)
         return choose_query(inlined, {**readable, **RELATION_SCHEMAS}, names)
@@ -264,8 +276,8 @@ class RunningQueries(OpenRequests[_Running]):
     def describe(
         self, session: ActorAddress[Any], request: DescribeQuery, role: str | None = None
     ) -> None:
-        """Answer with a query's columns: of a plain read at once, else when Spark has analysed
-        it."""
+        """Answer with a query's columns: for a plain read immediately, otherwise once Spark has
+        analysed it."""
         state = self._state
         sql = query_text(request.sql)
         readable = readable_by(state.access, state.catalog, role)
@@ -292,12 +304,12 @@ class RunningQueries(OpenRequests[_Running]):
     def check_inputs(
         self, session: ActorAddress[Any], request: CreateView | ExplainQuery, role: str | None
     ) -> None:
-        """Let a view be created, or explained (`InputsChecked`), if the session may use all that
-        its query does; else answer with the error."""
+        """Let a view be created or explained (`InputsChecked`) if the session may use everything
+        that its query does; otherwise answer with the error."""
         state = self._state
         self._numbers += 1
         name = f"inputs-{self._numbers}"
-        # As it is compiled: with the queries of the plain views that it names.
+        # Analyse the text as it will be compiled: with the plain views that it names inlined.
         sql, _ = state.catalog.inlined(request.sql)
 
         async def check() -> InputsChecked | None:
@@ -338,12 +350,12 @@ class RunningQueries(OpenRequests[_Running]):
         self._start_next()
 
     def _start_next(self) -> None:
-        """Start the queries that wait, the oldest first, as many as may run."""
-        # Those that run are the oldest, as they are kept in the order in which they came. One whose
-        # rows are made needs no Spark any more, however slowly its client takes them.
+        """Start waiting queries, oldest first, as far as the limit allows."""
+        # The running queries come first, since the dictionary keeps the order of arrival. A query
+        # whose rows are ready no longer needs Spark, however slowly its client reads them.
         free = self._state.settings.queries_in_flight_max
         for number, running in self._running.items():
-            if running.telling:
+            if running.streaming:
                 continue
             if free == 0:
                 return
@@ -374,9 +386,9 @@ class RunningQueries(OpenRequests[_Running]):
             return
         match message:
             case QueryPiece(arrow=arrow, last=last):
-                if not running.telling:
-                    running.telling = True
-                    # The deadline counts until the first rows are there.
+                if not running.streaming:
+                    running.streaming = True
+                    # The deadline applies until the first rows are ready.
                     running.timer.cancel()
                 request, reads = running.request.request, running.rights.reads
                 answer = ReadContents(request, running.time, arrow, not last, reads)
@@ -386,7 +398,7 @@ class RunningQueries(OpenRequests[_Running]):
                 else:
                     self._start_next()
             case QueryEnded(awaited=CatalogObject() as table):
-                # Only the analysis has told what it reads.
+                # The inputs are known only from the analysis.
                 self._end(running, None)
                 self._await_contents(running.session, running.request, running.role, table)
             case QueryEnded(error=error):
@@ -394,8 +406,8 @@ class RunningQueries(OpenRequests[_Running]):
                     self._end(running, error)
             case QueryTimedOut():
                 text = (
-                    f"query over {running.names or 'no table'} at {running.time}: not within "
-                    f"{running.deadline_ms} ms: it was {running.state}"
+                    f"query over {running.names or 'no table'} at {running.time}: not finished "
+                    f"within {running.deadline_ms} ms: it was {running.state}"
                 )
                 self._end(running, DeadlineExceeded(text))
 
@@ -415,14 +427,14 @@ class RunningQueries(OpenRequests[_Running]):
         self._closed(made)
         made.timer.cancel()
         if made.effect is not None:
-            # Cancels the Spark job, and drops holds, leases and files (`_Run`).
+            # This cancels the Spark job and drops the holds, leases and files (`_Run`).
             made.effect.cancel()
         self._start_next()
 
     # -- reporting -----------------------------------------------------------------------------
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the queries' rows of ``penstock.peeks``."""
+        """Yield the rows of ``penstock.peeks`` about queries."""
         now = self._state.ctx.monotonic_ms()
         for running in self._running.values():
             yield (
@@ -431,7 +443,7 @@ class RunningQueries(OpenRequests[_Running]):
                 "query",
                 running.names,
                 running.time,
-                "streaming" if running.telling else running.state,
+                "streaming" if running.streaming else running.state,
                 now - running.since_ms,
                 running.deadline_ms,
                 None,
@@ -446,8 +458,8 @@ async def _analysed(
     conf: Mapping[str, str],
     role: str | None,
 ) -> QueryAnalyzed:
-    """Return what Spark finds in a query over the objects that a role may read. Raises
-    `AccessDenied` for others, and as `analyzed_query` does."""
+    """Have Spark analyse a query over the objects that a role may read. Raises `AccessDenied` for
+    other objects, and as `analyzed_query` does."""
     analyze = analyzer(executor, name, restricted=not state.access.is_free(role))
     readable = readable_by(state.access, state.catalog, role)
     try:
@@ -457,7 +469,8 @@ async def _analysed(
 
 
 async def _inlined(state: ControllerState, sql: str) -> str:
-    """Return a query with the plain views that it names inlined, in a thread if it is long."""
+    """Return a query with the plain views that it names inlined, working in a thread if it is
+    long."""
     catalog = state.catalog
     if len(sql) <= PLAIN_CHARACTERS_MAX:
         return catalog.inlined(sql)[0]
@@ -465,26 +478,26 @@ async def _inlined(state: ControllerState, sql: str) -> str:
 
 
 def readable_time(state: ControllerState, inputs: Sequence[CatalogObject]) -> Time:
-    """Return the greatest time at which all inputs can be read; without inputs, the time of the
+    """Return the latest time at which all inputs can be read; without inputs, the time of the
     latest write."""
     if not inputs:
         return max(0, state.frontiers.tables_upper - 1)
     upper = min(state.frontiers.upper(entry) for entry in inputs)
-    # An input was never computed: only then a query without `as_of` waits.
+    # An input was never computed: the only case in which a query without `as_of` waits.
     if upper == 0:
         return max(state.latest_with_contents(entry) for entry in inputs)
     return max(last_sealed_time(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
 
 
 def _failed(number: int, error: Exception) -> QueryEnded:
-    """Return the end of a run that failed."""
+    """Return the message for a run that failed."""
     if isinstance(error, NoContentsYet):
         return QueryEnded(number, awaited=error.table)
     return QueryEnded(number, to_penstock_error(error))
 
 
 class _Run:
-    """One running query, in an effect beside the controller."""
+    """One running query, as an effect alongside the controller."""
 
     def __init__(
         self,
@@ -500,14 +513,15 @@ class _Run:
         self._number = number
         self._running = running
         self._inputs: list[CatalogObject] = []
+        """Inputs of the query; empty until the analysis."""
         self._sql = ""
-        """The query with the plain views that it names."""
+        """The query with the plain views that it names inlined."""
         clock, settings = state.ctx.clock, state.settings
         self._name = f"query-{number}"
         self._engine = EngineClient(executor, clock, settings, scratch, self._name)
 
     async def carry_out(self) -> None:
-        """Carry the query out, from its text to its last row."""
+        """Carry out the query, from its text to its last row."""
         schema = await self._analysed()
         made: JobResult | MadeFiles | None = None
         try:
@@ -515,16 +529,16 @@ class _Run:
                 await stack.enter_async_context(self._held())
                 self._running.state = "waiting until sealed"
                 made = await self._made(stack, schema)
-            # The rows are made: holds and leases are dropped before a slow client reads them.
+            # The rows are ready: drop holds and leases before a slow client reads them.
             await self._tell(made, schema)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._state.ctx.clock.run_blocking(partial(_remove, made, self._scratch))
 
     async def _analysed(self) -> TableSchema:
-        """Return the query's columns, and note its inputs and its time."""
+        """Return the query's columns, and record its inputs and its time."""
         state, running, request = self._state, self._running, self._running.request
-        # What is run afterwards is this text, over the inputs that are found here.
+        # Run exactly this text later, over the inputs found here.
         self._sql = await _inlined(state, request.sql)
         name = f"{self._name}/analyze"
         analyzed = await _analysed(
@@ -532,7 +546,8 @@ class _Run:
         )
         self._inputs = [state.catalog.find(name) for name in analyzed.inputs]
         running.rights = held_reads(running.role, self._inputs)
-        # A right may have gone during the analysis; from here on the controller ends the query.
+        # A right may have been revoked during the analysis; from here on the controller ends the
+        # query.
         for entry in self._inputs:
             state.access.check(running.role, READ, entry.id, entry.name)
         running.names = ", ".join(analyzed.inputs)
@@ -547,13 +562,13 @@ class _Run:
 
     @contextlib.asynccontextmanager
     async def _held(self) -> AsyncIterator[None]:
-        """Hold the inputs at the query's time meanwhile. Raises `ReadBelowSince`."""
+        """Hold the inputs at the query's time while the block runs. Raises `ReadBelowSince`."""
         persist, time = self._state.persist, self._running.time
         shards = [(entry, entry.shard) for entry in self._inputs if entry.shard is not None]
         holder = f"query/{self._state.transient_id()}"
         try:
             for entry, shard in shards:
-                # Hold first, then read the since: in the other order a compaction could come in
+                # Hold before reading the since: in the other order a compaction could come in
                 # between.
                 with contextlib.suppress(ReadBelowSince):
                     await persist.set_holds([(shard, holder, time)])
@@ -596,7 +611,7 @@ class _Run:
         )
 
     async def _tell(self, made: JobResult | MadeFiles, schema: TableSchema) -> None:
-        """Send the rows, each piece when the client was sent the one before."""
+        """Send the rows piece by piece, each after the client was sent the previous one."""
         settings, running = self._state.settings, self._running
         shape = pa.schema([*schema.result_arrow(), pa.field(DIFF, pa.int64())])
         found = pieces(
@@ -606,7 +621,7 @@ class _Run:
             piece: ResultPiece = await self._state.ctx.clock.run_blocking(lambda: next(found))
             if len(piece.arrow) > settings.result_bytes_max:
                 raise InvalidUsage(row_too_large(settings.result_bytes_max).text)
-            # A fresh event before the piece is sent: the old one may be set by the piece before.
+            # Make a new event before sending: the old one may be set by the previous piece.
             running.taken = anyio.Event()
             message = QueryPiece(self._number, piece.arrow, piece.last)
             self._state.ctx.self.reply(message)
@@ -616,7 +631,7 @@ class _Run:
 
 
 def _batches(made: JobResult | MadeFiles, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in order, each once; of files one batch at a time."""
+    """Yield the rows in order, each once; from files one batch at a time."""
     if isinstance(made, MadeFiles):
         for file in made.files:
             with pq.ParquetFile(file.path) as opened_file:
@@ -632,7 +647,7 @@ def _weighted(batch: pa.RecordBatch, shape: pa.Schema) -> pa.RecordBatch:
         column if column.type == field.type else _as_answered(column, field.type)
         for column, field in zip(batch.columns, list(shape)[:-1], strict=True)
     ]
-    # The rows are in the query's order, so equal ones are not summed up.
+    # The rows are in the query's order, so equal rows are not combined.
     ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
     return pa.RecordBatch.from_arrays([*columns, ones], schema=shape)
 
@@ -651,8 +666,8 @@ def _remove(made: JobResult | MadeFiles | None, scratch: Path) -> None:
 
 
 def with_unique_columns(sql: str, schema: TableSchema) -> tuple[str, TableSchema]:
-    """Return a query whose columns have names of their own, as files need them, and its columns;
-    the query itself if no two have the same name.
+    """Return a query whose columns have unique names, which files require, and its columns; the
+    same query if its names are unique already.
 
     >>> one = TableColumn("a", "int")
     >>> sql, schema = with_unique_columns("select a, a from t", TableSchema((one, one)))
@@ -664,7 +679,7 @@ def with_unique_columns(sql: str, schema: TableSchema) -> tuple[str, TableSchema
     if len({name.lower() for name in schema.names}) == len(schema.columns):
         return sql, schema
     names = [f"c{number}" for number in range(len(schema.columns))]
-    # On lines of their own: the query may end with a comment.
+    # On separate lines, since the query may end with a comment.
     text = f"SELECT * FROM (\n{sql}\n) AS q ({', '.join(names)})"
     columns = zip(schema.columns, names, strict=True)
     return text, TableSchema(tuple(TableColumn(n, c.type, c.nullable) for c, n in columns))

@@ -1,12 +1,13 @@
-"""Reads and waits: each is pending until it is sealed, answered, canceled or late.
+"""Reads and waits: each is pending until its time is sealed, it is answered or canceled, or its
+deadline passes.
 
-A read: name and key are checked → the since is checked → it waits until its time is sealed → it
-goes the first way that is ready (`read_choice`): its rows are at hand, or one Peek brings one
-answer. Every pending request has a deadline, whose error names what was waited for.
+A read: check name and key → check the since → wait until the time is sealed → take the first way
+that is ready (`read_choice`): its rows are in this process's memory, or a Peek returns one answer.
+Every pending request has a deadline, whose error says what it was waiting for.
 
-A stashed result goes to the session part by part, the next one when the last was written to the
-client, so that one part is held here. The deadline ends with the peek's answer; parts are deleted
-when they were passed on, or when no client needs them.
+A stashed result goes to the session part by part, each after the previous one was written to the
+client, so that only one part is in memory. The deadline ends with the peek's answer. Parts are
+deleted once they were delivered, or when no client needs them any more.
 """
 
 from __future__ import annotations
@@ -77,21 +78,21 @@ from actors.runtime.spans import use_context
 from actors.runtime.telemetry import TRACEPARENT
 
 RELATION: Final = "relation"
-"""Kind of the catalog entry that stands for a system relation."""
+"""Kind of the pseudo catalog entry for a system relation."""
 
 # -- requests, fitted to the names and types of their objects --------------------------------------
 
 
 def fit_keys(entry: CatalogObject, request: ReadObject) -> tuple[tuple[str, ...], bytes | None]:
-    """Return the key columns and values, fitted to the object. Raises `InvalidUsage`."""
+    """Return the key columns and values of a read, fitted to the object. Raises `InvalidUsage`."""
     if (request.key is None) != (not request.key_columns):
-        raise InvalidUsage(f"read of {entry.name}: give key and key_columns together")
+        raise InvalidUsage(f"read of {entry.name}: key and key_columns must be given together")
     if request.key is None:
         return (), None
     columns = columns_named(entry, request.key_columns)
     types = {column.name: column.type for column in entry.schema.columns}
     kinds = tuple(arrow_type(types[name]) for name in columns)
-    # Fast path: integers that have the columns' types already need no cast.
+    # Fast path: integers that already have the columns' types need no cast.
     if all(map(pa.types.is_integer, kinds)):
         found = one_key(columns, kinds, request.key)
         if found is not None and None not in found.values:
@@ -99,7 +100,7 @@ def fit_keys(entry: CatalogObject, request: ReadObject) -> tuple[tuple[str, ...]
     rows = _decoded(entry, request.key)
     if rows.num_columns != len(columns):
         raise InvalidUsage(
-            f"read of {entry.name}: {rows.num_columns} key values for {len(columns)} key columns"
+            f"read of {entry.name}: expected {len(columns)} key values, got {rows.num_columns}"
         )
     fitted = fit(
         entry.name, entry.schema, rows.rename_columns(list(columns)), columns, stored=False
@@ -115,7 +116,8 @@ def _decoded(entry: CatalogObject, data: bytes) -> pa.Table:
 
 
 def fit_peek(entry: CatalogObject, request: ReadObject, peek: Peek) -> Peek:
-    """Return the peek with the request's filter, columns and finishing. Raises `InvalidUsage`."""
+    """Return the peek with the request's filter, columns, order and limit. Raises
+    `InvalidUsage`."""
     finishing = request.finishing
     if not request.filter and request.project is None and finishing is None:
         return peek
@@ -132,7 +134,7 @@ def fit_peek(entry: CatalogObject, request: ReadObject, peek: Peek) -> Peek:
         project=None if request.project is None else columns_named(entry, request.project),
         finishing=finishing,
     )
-    # Made only for its checks: a bad comparison is refused here and not by a worker.
+    # Built only for its checks, so that a bad comparison is refused here and not by a worker.
     PeekFilter(entry.schema, made)
     return made
 
@@ -160,37 +162,40 @@ def prototype(entry: CatalogObject, request: ReadObject, time: Time, imported: S
 
 
 def _object_read(catalog: CatalogSnapshot, name: str) -> CatalogObject:
-    """Return the object that is read. Raises `InvalidUsage` and `UnknownObject`."""
+    """Return the object to read. Raises `InvalidUsage` and `UnknownObject`."""
     entry = catalog.find_stored(name, "read")
     if entry.kind == INDEX:
         on = catalog.by_id(entry.depends[0])
-        raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
+        raise InvalidUsage(f"cannot read from index {entry.name}: read {on.name}, which it indexes")
     return entry
 
 
-# -- requests that wait, or are under way ----------------------------------------------------------
+# -- waiting and running requests ------------------------------------------------------------------
 
 
 class StashedTransfer:
-    """A stashed result in transfer to one session: part by part, each deleted when it was sent
-    on."""
+    """A stashed result being transferred to one session, part by part; each part is deleted after
+    delivery."""
 
     def __init__(self, stashed: PeekStashed) -> None:
         self.inline = stashed.inline
+        """First rows, which came with the answer itself; None once sent."""
         self._left = deque(part.key for part in stashed.parts)
+        """Keys of the parts still to be sent."""
         self._sent: str | None = None
+        """Key of the part that was sent last and not delivered yet."""
 
     def next(self) -> str | None:
-        """Return the key of the part to be sent now."""
+        """Return the key of the part to send next, or None."""
         return self._left[0] if self._left else None
 
     def part_sent(self) -> bool:
-        """Note that the part was handed to the session. Return whether more follow."""
+        """Record that the part was sent to the session. Return whether more follow."""
         self._sent = self._left.popleft()
         return bool(self._left)
 
     def part_delivered(self) -> list[str]:
-        """Return the keys that may be deleted, now that the client was sent the part."""
+        """Return the keys that may be deleted, now that the part was delivered to the client."""
         sent, self._sent = self._sent, None
         return [] if sent is None else [sent]
 
@@ -210,14 +215,14 @@ class SinceRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeysFound(msgspec.Struct, frozen=True, gc=False):
-    """A look-up of many keys has ended in its thread; without rows the read goes the next way."""
+    """The lookup of many keys in a thread has ended. Without rows the read tries the next way."""
 
     number: int
     arrow: bytes | None
 
 
 class PartRead(msgspec.Struct, frozen=True, gc=False):
-    """A part of a stashed result was read; None: it was deleted."""
+    """A part of a stashed result was read; None means that it no longer exists."""
 
     number: int
     arrow: bytes | None
@@ -232,29 +237,36 @@ class DeadlinePassed(msgspec.Struct, frozen=True, gc=False):
 
 class _Pending(msgspec.Struct, eq=False):
     id: int
+    """Number of the request within this service."""
     session: ActorAddress[Any]
     number: int
+    """Number that the session gave the request."""
     entry: CatalogObject
     time: Time
+    """Time to read at, or to wait for."""
     read: ReadObject | None
-    """None: a wait."""
+    """None for a wait."""
     deadline_ms: int
+    """Time within which the request must be answered (ms)."""
     timer: RunningEffect
+    """Timer of the deadline."""
     since_ms: float
-    """Time of the request, on the monotonic clock."""
+    """Time of the request (monotonic, ms)."""
     rights: HeldRights = TRUSTED
     peek: Peek | None = None
-    """The peek to send, but for its uuid and, where an index serves, its target."""
+    """The peek to send, still without its uuid and, if an index serves it, its target."""
     ways: Sequence[ReadChoice] = ()
     """Ways that have not been tried yet."""
     awaits: CatalogObject | None = None
-    """The object, or its index, whose upper it waits for."""
+    """The object or index whose upper the request waits for."""
     serve: Callable[[], None] | None = None
     """Serves the request again; set while it waits for a table's first contents."""
     ready: bool = False
-    """True when the checks are done and only the time is waited for."""
+    """True once the checks are done, so that only the time is awaited."""
     uuid: str | None = None
+    """Id of the peek that was sent; None if none is open."""
     traceparent: str | None = None
+    """Trace context of the request."""
     transfer: StashedTransfer | None = None
     """Transfer of the stashed answer to the session."""
 
@@ -267,17 +279,20 @@ class PendingReads(OpenRequests[_Pending]):
         self._state = state
         self._memory_reads = memory_reads
         self._numbers = 0
+        """Number of the last request."""
         self._pending: dict[int, _Pending] = {}
+        """Pending requests by number."""
         self._by_uuid: dict[str, int] = {}
+        """Numbers of the requests with an open peek, by its uuid."""
         self._waiting: dict[ObjectId, dict[int, None]] = {}
-        """Numbers of the requests that wait for an object's upper."""
+        """Numbers of the requests that wait for an object's upper, by object."""
 
-    # -- beginning -----------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
 
     def read(
         self, session: ActorAddress[Any], request: ReadObject, rights: HeldRights = TRUSTED
     ) -> None:
-        """Begin a read, which needs these rights. Raises `InvalidUsage` and its children."""
+        """Start a read, which needs these rights. Raises `InvalidUsage` and its subclasses."""
         state = self._state
         entry = _object_read(state.catalog, request.name)
         time = state.latest_with_contents(entry) if request.as_of is None else request.as_of
@@ -290,7 +305,8 @@ class PendingReads(OpenRequests[_Pending]):
         pending.peek, pending.ways = peek, self._ways(entry, peek)
         shard = entry.shard
         assert shard is not None, entry.name
-        # The service's own hold covers the time; further back the durable since decides.
+        # If the service's own hold covers the time, it is readable; otherwise the durable since
+        # decides.
         if state.retain.keeps(shard, time):
             pending.ready = True
             self._resume(number)
@@ -315,7 +331,7 @@ class PendingReads(OpenRequests[_Pending]):
             session, request.request, entry, peek.time, request, request.deadline_ms
         )
         pending = self._pending[number]
-        # Each worker answers with its own rows, as one of them does with a shard's.
+        # Each worker answers with its own rows, as one of them does for a shard.
         pending.peek, pending.ways = peek, [ReadChoice("shard")]
         pending.ready = True
         self._resume(number)
@@ -323,7 +339,7 @@ class PendingReads(OpenRequests[_Pending]):
     def wait_for(
         self, session: ActorAddress[Any], request: WaitFor, rights: HeldRights = TRUSTED
     ) -> None:
-        """Begin a wait, which needs these rights. Raises `InvalidUsage` and its children."""
+        """Start a wait, which needs these rights. Raises `InvalidUsage` and its subclasses."""
         state = self._state
         entry = state.catalog.find_stored(request.name, "wait")
         state.check_time(f"wait for {entry.name}", request.time)
@@ -341,7 +357,7 @@ class PendingReads(OpenRequests[_Pending]):
         serve: Callable[[], None],
         rights: HeldRights = TRUSTED,
     ) -> None:
-        """Serve a request when a source's table has its first contents; its deadline begins again
+        """Serve a request once a source's table has its first contents. Its deadline starts again
         then."""
         number = self._begin(session, request.request, table, 0, None, request.deadline_ms, rights)
         pending = self._pending[number]
@@ -402,7 +418,7 @@ class PendingReads(OpenRequests[_Pending]):
 
     def advanced(self, id_: ObjectId | None) -> None:
         """Resume the requests that wait for an object's upper (None: the tables')."""
-        # Over copies, since `_resume` removes the requests that it resumes.
+        # Iterate over copies, since resuming a request removes it.
         for waited in list(self._waiting) if id_ is None else [id_]:
             for number in list(self._waiting.get(waited, ())):
                 self._resume(number)
@@ -417,9 +433,9 @@ class PendingReads(OpenRequests[_Pending]):
             return
         self._stop_waiting(pending)
         if pending.serve is not None:
-            # First, since `serve` enters the same request again.
+            # Do this first, since `serve` enters the same request again.
             self._end(pending, None)
-            # The request's own trace goes on, and not that of the response which moved the upper.
+            # Continue the request's own trace, not that of the response that moved the upper.
             with use_context(pending.traceparent):
                 pending.serve()
             return
@@ -431,18 +447,18 @@ class PendingReads(OpenRequests[_Pending]):
         self._find_rows(number, pending, peek)
 
     def _find_rows(self, number: int, pending: _Pending, peek: Peek) -> None:
-        """Read by the first way that is ready."""
+        """Read in the first way that is ready."""
         ways = pending.ways = deque(pending.ways)
         while ways:
             way = ways.popleft()
             index = ready_index(self._state, way, peek.time)
             if way.index is not None and index is None:
                 continue
-            # A traced peek is sent to the workers, so that its spans show it.
+            # A traced peek goes to the workers, so that its spans show the read.
             here = way.key and (index is None or pending.traceparent is None)
             found = self._memory_reads.look_up(pending.entry, way, peek) if here else None
-            # Its workers have not come so far: they report the frontier sooner than they could
-            # answer a peek that waits for it.
+            # The workers have not advanced that far. They report the frontier before they could
+            # answer a peek that waits for it, so wait here.
             if (
                 found is None
                 and here
@@ -454,7 +470,7 @@ class PendingReads(OpenRequests[_Pending]):
                 return
             if isinstance(found, KeyedLookup) and not found.is_short:
                 if index is not None:
-                    # If they cannot be had here, the workers look them up.
+                    # If the rows are not available here, the workers look them up.
                     ways.appendleft(ReadChoice("index", (), way.index))
                 self._look_up_in_thread(number, found)
                 return
@@ -484,7 +500,7 @@ class PendingReads(OpenRequests[_Pending]):
         )
 
     def keys_found(self, message: KeysFound) -> None:
-        """Pass rows of some keys to the session, or read by the next way."""
+        """Send the rows of some keys to the session, or try the next way."""
         pending = self._pending.get(message.number)
         if pending is None or pending.peek is None:
             return
@@ -506,12 +522,12 @@ class PendingReads(OpenRequests[_Pending]):
     # -- ending --------------------------------------------------------------------------------
 
     def answered(self, response: PeekResponse) -> None:
-        """Take the answer to a peek; that of a canceled one is dropped."""
+        """Take the answer to a peek. The answer to a canceled one is dropped."""
         number = self._by_uuid.get(response.uuid)
         result = response.result
         if number is None:
             if isinstance(result, PeekStashed):
-                # Canceled meanwhile: no client will read the parts.
+                # The read was canceled in the meantime: no client will read the parts.
                 self._remove([part.key for part in result.parts])
             return
         pending = self._pending[number]
@@ -528,12 +544,12 @@ class PendingReads(OpenRequests[_Pending]):
                 self._end(pending, error, answered=True)
 
     def _reply(self, pending: _Pending, arrow: bytes, *, more: bool = False) -> None:
-        """Hand rows to the session."""
+        """Send the rows to the session."""
         request, reads = pending.number, pending.rights.reads
         pending.session.reply(ReadContents(request, pending.time, arrow, more, reads))
 
     def _begin_transfer(self, number: int, pending: _Pending, stashed: PeekStashed) -> None:
-        # The deadline is for the answer; how fast it is taken is the client's affair.
+        # The deadline applied to the answer; how fast the client reads it does not matter here.
         pending.timer.cancel()
         transfer = pending.transfer = StashedTransfer(stashed)
         if transfer.inline is None:
@@ -564,8 +580,8 @@ class PendingReads(OpenRequests[_Pending]):
         elif message.arrow is None:
             limit = self._state.settings.stash_orphan_ms
             text = (
-                f"the read of {pending.entry.name} was not taken within {limit} ms "
-                "(stash_orphan_ms): its result is gone; read again"
+                f"the result of the read of {pending.entry.name} was not fetched within {limit} ms "
+                "(stash_orphan_ms) and is gone: read again"
             )
             self._end(pending, DeadlineExceeded(text), answered=True)
         else:
@@ -575,8 +591,7 @@ class PendingReads(OpenRequests[_Pending]):
                 self._end(pending, None, answered=True)
 
     def delivered(self, session: str, request: int) -> bool:
-        """Delete the part that the client was sent, and read the next. Return False if there is no
-        such read."""
+        """Delete the delivered part and read the next. Return False if there is no such read."""
         pending = self._open.get((session, request))
         if pending is None or pending.transfer is None:
             return False
@@ -585,11 +600,11 @@ class PendingReads(OpenRequests[_Pending]):
         return True
 
     def unread(self, keys: list[str]) -> None:
-        """Delete the parts of an answer that does not count."""
+        """Delete the parts of an answer that is not used."""
         self._remove(keys)
 
     def _remove(self, keys: list[str]) -> None:
-        """Delete parts that no client needs; a part that cannot be deleted now becomes an
+        """Delete parts that no client needs. A part that cannot be deleted now becomes an
         orphan."""
         stashed = self._state.persist.stashed
         if keys:
@@ -601,7 +616,7 @@ class PendingReads(OpenRequests[_Pending]):
         if pending is None or pending.transfer is not None:
             return
         if pending.serve is not None:
-            text = f"{pending.entry.name} has no contents yet: none came within "
+            text = f"{pending.entry.name} received no contents within "
             why = self._state.waiting_for(pending.entry)
             self._end(pending, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
             return
@@ -610,12 +625,12 @@ class PendingReads(OpenRequests[_Pending]):
             why = "the replica has not answered the peek"
         else:
             why = self._state.waiting_for(pending.awaits or pending.entry)
-        text = f"{what} {pending.entry.name} at {pending.time}: not within "
+        text = f"{what} {pending.entry.name} at {pending.time}: not finished within "
         self._end(pending, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
 
     def dropped(self, entry: CatalogObject) -> None:
-        """Fail the requests that wait for a dropped object; without an index they are read by the
-        next way."""
+        """Fail the requests that wait for a dropped object. If only an index was dropped, reads try
+        the next way."""
         if entry.kind == INDEX:
             self.advanced(entry.id)
         super().dropped(entry)
@@ -623,7 +638,7 @@ class PendingReads(OpenRequests[_Pending]):
     # -- reporting -----------------------------------------------------------------------------
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the requests' rows of ``penstock.peeks``."""
+        """Yield the rows of ``penstock.peeks`` about reads and waits."""
         now = self._state.ctx.monotonic_ms()
         for pending in self._pending.values():
             if pending.transfer is not None:
@@ -655,35 +670,36 @@ class PendingReads(OpenRequests[_Pending]):
     def _end(
         self, pending: _Pending, error: PenstockError | None, *, answered: bool = False
     ) -> None:
-        """See `OpenRequests`. `answered`: its peek has ended."""
+        """End a request as `OpenRequests` describes. `answered` means that its peek has ended."""
         if error is not None:
             reply_error(pending.session, pending.number, error)
         self._stop_waiting(pending)
         del self._pending[pending.id]
         pending.timer.cancel()
         if pending.transfer is not None:
-            # The peek is over: only parts are left to delete.
+            # The peek is over: only its parts remain to be deleted.
             self._remove(pending.transfer.abandon())
             answered = True
         self._closed(pending)
         if pending.uuid is not None:
             del self._by_uuid[pending.uuid]
-            # Removes the peek from the history, too: a replica that connects later must not run it.
+            # Also removes the peek from the history, so that a replica that connects later does not
+            # run it.
             if not answered:
                 self._state.command(CancelPeek(pending.uuid))
 
 
 def pin_objects(state: ControllerState, asked: PinObjects) -> PinnedObjects:
-    """Return the catalog and the time at which objects are read together. Raises `UnknownObject`,
+    """Return the catalog and the time at which to read objects together. Raises `UnknownObject`,
     `InvalidUsage`."""
     entries = [state.catalog.find(name) for name in asked.names]
     for entry in entries:
         if entry.shard is None:
-            raise InvalidUsage(f"{entry.name} is an {entry.kind}: it cannot be read by itself")
+            raise InvalidUsage(f"cannot read from {entry.kind} {entry.name}: read what it indexes")
     objects = None if asked.seqno == state.seqno else state.catalog.objects
     time, missing = max(0, state.frontiers.tables_upper - 1), ""
     try:
-        # The latest of all: each object is waited for until it is sealed at that time.
+        # Use the latest time of all: each object is awaited until it is sealed there.
         time = max(map(state.latest_with_contents, entries), default=time)
     except NoContentsYet as error:
         missing = error.table.name

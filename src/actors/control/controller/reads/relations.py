@@ -1,13 +1,13 @@
 """Reads of the service's relations about itself (`protocol.relations`).
 
-Relations of the workers become a peek of the replicas, like any other read (`PendingReads`).
-Relations of the controller are made here, at the moment of the read; the state of shards and the
-engine's jobs are asked for first, by an effect. Filter, columns, order and limit are applied as a
-worker does.
+A relation of the workers becomes a peek of the replicas, like any other read (`PendingReads`). A
+relation of the controller is made here at the moment of the read; if it needs the state of shards
+or the engine's jobs, an effect asks for them first. Filter, columns, order and limit are applied as
+a worker does.
 
-Rows come from the catalog, from pending requests (limited elsewhere), and from ended ones that are
-remembered (`log_rows_max`). An answer is one message: one larger than `result_bytes_max` is refused
-by name, with the remedy.
+Rows come from the catalog, from open requests (whose number is limited elsewhere), and from ended
+requests that are remembered (`log_rows_max`). The answer is a single message: one larger than
+`result_bytes_max` is refused with an error that says what to do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from actors.control.controller.object_conditions import lag_ms
 from actors.control.controller.reads.copies import RunningCopies
 from actors.control.controller.reads.queries import RunningQueries
 from actors.control.controller.reads.reads import RELATION, PendingReads, prototype
-from actors.control.controller.reads.status import shown_condition
+from actors.control.controller.reads.status import redacted_condition
 from actors.control.controller.reads.subscribes import RunningSubscribes
 from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.durable.persist import ShardState
@@ -44,11 +44,12 @@ from actors.runtime.errors import DeadlineExceeded, InvalidUsage, PenstockError
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import ShardId, Time, frontier_or_null
 
-_ERRORED: Final = "its contents hold an error, with which reads are answered"
+_ERRORED: Final = "its contents hold an error, which every read returns"
 
 
 class RelationInputs(msgspec.Struct, frozen=True, gc=False):
-    """Data that had to be asked for: the state of shards, the engine's jobs; and for whom."""
+    """Inputs of a relation that had to be asked for (the state of shards, the engine's jobs), and
+    the role that asks."""
 
     states: dict[ShardId, ShardState] = {}
     jobs: tuple[JobNote, ...] = ()
@@ -57,7 +58,7 @@ class RelationInputs(msgspec.Struct, frozen=True, gc=False):
 
 
 class RelationRead(msgspec.Struct, frozen=True, gc=False):
-    """The data of a relation have come, or an error."""
+    """The inputs of a relation have arrived, or an error has."""
 
     session: ActorAddress[Any]
     request: int
@@ -115,14 +116,14 @@ class SystemRelations:
     def read(
         self, session: ActorAddress[Any], request: ReadObject, role: str | None = None
     ) -> None:
-        """Begin a read of a session with this role. Raises `UnknownObject`, `InvalidUsage` and its
-        children."""
+        """Start a read by a session with this role. Raises `UnknownObject`, `InvalidUsage` and its
+        subclasses."""
         state = self._state
         relation = relation_of(request.name)
         if request.as_of is not None:
             raise InvalidUsage(
-                f"read of {relation.name} as of {request.as_of}: relations of the service about "
-                "itself have no history; leave as_of out"
+                f"cannot read {relation.name} as of {request.as_of}: system relations have no "
+                "history; omit as_of"
             )
         name, schema = relation.name, relation.schema
         entry = CatalogObject(id=name, name=name, kind=RELATION, schema=schema)
@@ -155,18 +156,18 @@ class SystemRelations:
         )
 
     def answered(self, read: RelationRead) -> None:
-        """Answer a read, now that its data have come."""
+        """Answer a read, now that its inputs have arrived."""
         limit = self._state.settings.result_bytes_max
         try:
             if read.error is not None:
                 raise read.error
-            # Made in one turn of the controller: a relation is a snapshot of one moment.
+            # Made in one turn of the controller, so that a relation is a snapshot of one moment.
             rows = self._make[read.relation.name.removeprefix(PREFIX)](read.found)
             piece = next(answer(read.relation, rows, read.peek, limit))
             if not piece.last or len(piece.arrow) > limit:
                 raise InvalidUsage(
-                    f"{read.relation.name} takes more than result_bytes_max ({limit}): ask for "
-                    "fewer columns, or filter or limit its rows"
+                    f"the result of {read.relation.name} exceeds result_bytes_max ({limit}): read "
+                    "fewer columns, or filter or limit the rows"
                 )
         except PenstockError as error:
             reply_error(read.session, read.request, error)
@@ -181,7 +182,7 @@ class SystemRelations:
                 try:
                     found[shard] = await self._state.persist.state(shard)
                 except PenstockError:
-                    continue  # it was dropped meanwhile, or its store does not answer just now
+                    continue  # it was dropped in the meantime, or its store is not answering
         return RelationInputs(states=found, role=role)
 
     async def _jobs(self, deadline_ms: int) -> RelationInputs:
@@ -190,7 +191,7 @@ class SystemRelations:
             return RelationInputs(jobs=tuple(chain.from_iterable(found)))
         except DeadlineExceeded:
             raise DeadlineExceeded(
-                f"the engine has not told its jobs within {deadline_ms} ms"
+                f"the engine did not report its jobs within {deadline_ms} ms"
             ) from None
 
     # -- rows ----------------------------------------------------------------------------------
@@ -198,10 +199,10 @@ class SystemRelations:
     def _objects(self, found: RelationInputs) -> Iterator[Row]:
         state = self._state
         for entry in state.catalog.objects:
-            shown = shown_condition(state, self._sources, found.role, entry)
+            shown = redacted_condition(state, self._sources, found.role, entry)
             held = found.states.get(entry.shard or "")
             since = None if held is None else held.since
-            # An index has no shard of its own: its since is in memory.
+            # An index has no shard: its since is in memory.
             if entry.kind == INDEX:
                 since = state.frontiers.readable_from(entry.id)
             yield (
@@ -233,7 +234,7 @@ class SystemRelations:
             for number, line in enumerate(plan.tree.splitlines()):
                 text = line.lstrip(" ")
                 operator = text.partition(" ")[0].partition("(")[0]
-                # The tree's text is indented by two blanks a level.
+                # The text of the tree is indented by two spaces per level.
                 depth = (len(line) - len(text)) // 2
                 plan_columns = plan.mode, plan.reason or None, plan.policy
                 yield (
@@ -288,7 +289,7 @@ class SystemRelations:
         subscribes = self._subscribes.by_session()
         for each in self._state.sessions:
             known = (each.number, each.role or None, each.door, each.path or None)
-            # As in `pg_stat_activity`: that a session is there, and whose it is, is for everybody.
+            # As in `pg_stat_activity`, everyone may see that a session exists and whose it is.
             if not may_signal(self._state.access, role, each):
                 yield *known, *(None,) * 8
                 continue
@@ -311,7 +312,7 @@ class SystemRelations:
             entry = self._state.catalog.get(id_)
             if entry is None:
                 continue
-            found = shown_condition(self._state, self._sources, role, entry)
+            found = redacted_condition(self._state, self._sources, role, entry)
             text = f"{found.text} ({found.hint})" if found.hint else found.text
             text = text or (_ERRORED if fault.state == "errored" else "")
             yield id_, entry.name, fault.state, text, fault.since_ms, fault.retries

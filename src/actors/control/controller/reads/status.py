@@ -16,7 +16,7 @@ from actors.control.controller.catalog.catalog import (
 from actors.control.controller.connectors.objects import ConnectorObjects
 from actors.control.controller.messages import ObjectReadiness
 from actors.control.controller.object_conditions import ObjectCondition, condition_of, lag_ms
-from actors.control.controller.roles.request_rights import shown_error
+from actors.control.controller.roles.request_rights import redacted_error
 from actors.control.controller.state import ControllerState, to_penstock_error
 from actors.model.protocol.api import ObjectStatus, RequestFailed, StatusReport
 from actors.model.protocol.compute import ERROR_STATES, StatusResponse
@@ -27,11 +27,11 @@ from actors.runtime.progress import ObjectId, Time
 _OF_STATUS: Final = set(StatusResponse.__struct_fields__) & {*ObjectStatus.__struct_fields__} - {
     "id"
 }
-"""Fields that an object's status takes from that of its dataflow."""
+"""Fields of an object's status that are copied from its dataflow's."""
 
 
 class IndexMemory(msgspec.Struct, gc=False):
-    """Size of an index on all workers: rows on one replica, bytes on all."""
+    """Size of an index over all workers: rows on one replica, bytes on all replicas."""
 
     rows: int = 0
     bytes_memory: int = 0
@@ -62,7 +62,7 @@ def read_sinces(
             try:
                 found[id_] = (await state.persist.state(shard)).since
             except PenstockError:
-                continue  # it was dropped meanwhile, or its store does not answer just now
+                continue  # it was dropped in the meantime, or its store is not answering
         return found, await _held(state)
 
     state.ctx.effect(
@@ -82,7 +82,7 @@ async def _held(state: ControllerState) -> dict[ObjectId, IndexMemory]:
                 sums = held.setdefault(index.id, IndexMemory())
                 of_replica = rows.get((worker.replica, index.id), 0) + index.rows
                 rows[worker.replica, index.id] = of_replica
-                # Every replica has the same rows: the fullest one's count is the index's.
+                # Every replica has the same rows: take the largest count.
                 sums.rows = max(sums.rows, of_replica)
                 sums.bytes_memory += index.bytes_memory
                 sums.bytes_mapped += index.bytes_mapped
@@ -92,7 +92,7 @@ async def _held(state: ControllerState) -> dict[ObjectId, IndexMemory]:
 def report(
     state: ControllerState, connectors: ConnectorObjects, read: StatusRead
 ) -> StatusReport | RequestFailed:
-    """Return the answer to `StatusResponse`."""
+    """Build the status of all objects from the sinces read."""
     frontiers = state.frontiers
     objects = tuple(_status(state, connectors, entry, read) for entry in state.catalog.objects)
     return StatusReport(read.request, state.oracle_now(), frontiers.tables_upper, objects)
@@ -131,17 +131,17 @@ def _status(
     if status is not None:
         measured = {name: getattr(status, name) for name in _OF_STATUS}
         shown = msgspec.structs.replace(shown, **measured)
-    found = shown_condition(state, connectors, read.role, entry)
+    found = redacted_condition(state, connectors, read.role, entry)
     text = ": ".join(filter(None, (found.text, found.hint)))
     return msgspec.structs.replace(
         shown, state=found.state, text=text, state_since_ms=found.since_ms, retries=found.retries
     )
 
 
-def shown_condition(
+def redacted_condition(
     state: ControllerState, connectors: ConnectorObjects, role: str | None, entry: CatalogObject
 ) -> ObjectCondition:
-    """Return the condition of an object as a session of a role sees it."""
+    """Return the condition of an object as a session of this role may see it."""
     if entry.kind in CONNECTOR_KINDS:
         found = connectors.condition(entry)
     else:
@@ -151,8 +151,8 @@ def shown_condition(
         found = condition_of(state, entry, word, text)
     if found.state not in ERROR_STATES:
         return found
-    text = shown_error(state.access, role, entry, found.text)
-    # A hint may name what its error does.
+    text = redacted_error(state.access, role, entry, found.text)
+    # A hint may quote what its error quotes.
     return found if text == found.text else msgspec.structs.replace(found, text=text, hint="")
 
 
@@ -162,21 +162,21 @@ def inspect_objects(
     """Return the condition of all objects, for a monitor."""
     found = []
     for entry in state.catalog.objects:
-        each = shown_condition(state, connectors, None, entry)
+        each = redacted_condition(state, connectors, None, entry)
         reason = ": ".join(filter(None, (each.text, each.hint)))
         own = entry.name, entry.kind, each.state, lag_ms(state, entry)
         found.append(ObjectReadiness(*own, reason, each.since_ms, each.retries))
     return tuple(found)
 
 
-def live_text(
+def running_state_text(
     state: ControllerState, connectors: ConnectorObjects, role: str | None, entry: CatalogObject
 ) -> str:
-    """Return the state of a running view, for `explain` by a session of a role."""
+    """Return the state of a running view, for `explain` by a session of this role."""
     status = state.frontiers.status(entry.id)
     if status is None:
         return "not running yet"
-    condition = shown_condition(state, connectors, role, entry)
+    condition = redacted_condition(state, connectors, role, entry)
     lines = [f"state: {condition.state}" + (f" ({condition.text})" if condition.text else "")]
     if not status.steps:
         return lines[0]

@@ -1,20 +1,20 @@
-"""Subscribes: clients that follow the changes of an object, under a durable hold each.
+"""Subscribes: clients that follow the changes of an object, each under a durable hold.
 
-A subscribe has delivered everything below `delivered`; it holds its shard at ``delivered - 1``,
-where a dataflow without snapshot resumes exactly. `SubscribeFanout` decides which subscribes share
-a dataflow, and what each is sent of its batches.
+A subscribe has delivered everything below `delivered`. It holds its shard at ``delivered - 1``,
+where a dataflow without a snapshot resumes exactly. `SubscribeFanout` decides which subscribes
+share a dataflow, and which part of each batch every one is sent.
 
-A slow client: bytes that the session has not passed on are counted. Beyond
-`subscribe_inflight_bytes_max` the subscribe leaves its dataflow, which the others do not notice;
-when the session has caught up to half, it resumes from `delivered`. One that takes nothing for
-`subscribe_idle_ms` is cut off with `SlowSubscriber`, and its hold is dropped.
+For slow clients, the bytes that the session has not delivered are counted. Beyond
+`subscribe_inflight_bytes_max` the subscribe leaves its dataflow, without affecting the others; once
+the session has caught up to half of that, it resumes from `delivered`. A subscribe whose client
+takes nothing for `subscribe_idle_ms` ends with `SlowSubscriber`, and its hold is dropped.
 
-A batch that is too large for one answer comes as blobs. Its subscribes leave their dataflow as slow
-ones do, take the blobs piece by piece, and join again after them. Each piece but the last says
-``upper == lower``, and `partial`.
+A batch that is too large for one answer arrives as blobs. Its subscribes leave their dataflow as
+slow ones do, read the blobs piece by piece, and join again afterwards. Each piece but the last has
+``upper == lower`` and `partial` set.
 
-Rules: ``lower`` of each answer is the ``upper`` of the one before; an error of the view ends the
-subscribe; the empty upper ends it with `RequestDone`, and so does `up_to`, by an answer with the
+Rules: ``lower`` of each answer is the ``upper`` of the previous one; an error of the view ends the
+subscribe; the empty upper ends it with `RequestDone`; `up_to` ends it with an answer that has the
 empty upper.
 """
 
@@ -63,7 +63,7 @@ log = logging.getLogger("penstock.controller")
 
 
 class SubscribeHoldAcquired(msgspec.Struct, frozen=True, gc=False):
-    """The subscribe's durable hold was taken, with the shard's since; or that failed."""
+    """The subscribe's durable hold was taken, with the shard's since; or taking it failed."""
 
     holder: str
     since: Time = 0
@@ -71,7 +71,7 @@ class SubscribeHoldAcquired(msgspec.Struct, frozen=True, gc=False):
 
 
 class PieceRead(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a batch was read (None: it was deleted), or that failed."""
+    """A piece of a batch was read (None: it no longer exists), or reading it failed."""
 
     holder: str
     key: str
@@ -91,15 +91,18 @@ class _Subscription(FanoutMember, eq=False, kw_only=True):
     entry: CatalogObject
     rights: HeldRights
     held: bool = False
+    """True once the durable hold was taken."""
     progress: bool
+    """True if the client wants answers that only report progress."""
     reported: Frontier
     """Upper of the last answer."""
     in_flight: int = 0
-    """Bytes that the session has not passed on."""
+    """Bytes sent to the session and not delivered yet."""
     taken_ms: float = 0.0
-    """Time at which the session last passed some on, or got some after having none."""
+    """Time (monotonic, ms) at which the session last delivered some, or got some after having
+    none."""
     way: BatchReader | None = None
-    """Position in a batch of blobs that was not sent whole yet."""
+    """Position in a batch of blobs that is not fully sent yet."""
 
 
 class RunningSubscribes(OpenRequests[_Subscription]):
@@ -111,11 +114,14 @@ class RunningSubscribes(OpenRequests[_Subscription]):
         super().__init__()
         self._state = state
         self._fanout = SubscribeFanout(state.transient_id)
+        """Streams that the subscribes share."""
         self._by_holder: dict[str, _Subscription] = {}
+        """Running subscribes by the holder of their durable hold."""
         self._ended_early: dict[str, ShardId] = {}
-        """Holds that are still being taken, for subscribes that have ended."""
+        """Shards of subscribes that ended before their hold was taken, by holder: the hold is to be
+        dropped."""
 
-    # -- beginning -----------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -123,19 +129,19 @@ class RunningSubscribes(OpenRequests[_Subscription]):
         request: SubscribeObject,
         rights: HeldRights = TRUSTED,
     ) -> None:
-        """Begin a subscribe, which needs these rights. Raises `InvalidUsage` and its children."""
+        """Start a subscribe, which needs these rights. Raises `InvalidUsage` and its subclasses."""
         state = self._state
         entry = state.catalog.find_stored(request.name, "subscribe")
         if entry.kind == INDEX:
             on = state.catalog.by_id(entry.depends[0])
-            raise InvalidUsage(f"{entry.name} is an index: subscribe to {on.name}")
+            raise InvalidUsage(f"cannot subscribe to index {entry.name}: subscribe to {on.name}")
         what = f"subscribe to {entry.name}"
         if request.from_ is not None and request.as_of is not None:
-            raise InvalidUsage(f"{what}: give from_ or as_of, not both")
+            raise InvalidUsage(f"{what}: give either from_ or as_of, not both")
         start = request.from_ if request.from_ is not None else request.as_of
         for given in (start, request.up_to):
             if given is not None and not (0 <= given <= TIME_MAX or given == EMPTY):
-                raise InvalidUsage(f"{what} from {given}: a time is from 0 to {TIME_MAX}")
+                raise InvalidUsage(f"{what}: invalid time {given}: expected 0 to {TIME_MAX}")
         if start == EMPTY:
             session.reply(SubscribeChanges(request.request, EMPTY, EMPTY))
             session.reply(RequestDone(request.request))
@@ -147,16 +153,15 @@ class RunningSubscribes(OpenRequests[_Subscription]):
             as_of, snapshot, delivered = request.from_ - 1, False, request.from_
         else:
             as_of = max(state.latest(entry), entry.as_of) if start is None else start
-            # The updates of a snapshot have the time as_of, so without it delivery begins one
+            # The updates of a snapshot have the time as_of, so without it delivery starts one
             # later.
             snapshot, delivered = request.snapshot, as_of if request.snapshot else as_of + 1
         up_to = EMPTY if request.up_to is None else request.up_to
         if up_to < delivered or (snapshot and up_to == delivered):
             raise InvalidUsage(
-                f"{what} from {delivered} up to {up_to}: it would be over before it begins; give "
-                "a later up_to"
+                f"{what} from {delivered} up to {up_to} would be empty: give a later up_to"
             )
-        if up_to == delivered:  # a client resumes that has had everything
+        if up_to == delivered:  # the resuming client has already received everything
             session.reply(SubscribeChanges(request.request, up_to, EMPTY))
             session.reply(RequestDone(request.request))
             return
@@ -223,7 +228,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
     # -- batches -------------------------------------------------------------------------------
 
     def responded(self, response: SubscribeResponse) -> None:
-        """Take a batch; that of a dataflow without members is dropped."""
+        """Take a batch. A batch of a dataflow without members is ignored."""
         members = self._fanout.members(response.id)
         match response.batch:
             case SubscribeBatch(error=None) as batch:
@@ -248,8 +253,8 @@ class RunningSubscribes(OpenRequests[_Subscription]):
         for each in deliveries:
             made, arrow = _subscription(each.member), each.arrow
             if keys:
-                # Apart from its dataflow until it has had all pieces: a replica that is lost
-                # meanwhile, or a dataflow that starts over, changes nothing.
+                # It leaves its dataflow until it has received all pieces. So it does not matter if
+                # a replica is lost or the dataflow restarts in the meantime.
                 made.way = BatchReader(shelf, each.lower, each.upper)
                 self._tell(self._fanout.leave(made))
                 if arrow is not None:
@@ -268,7 +273,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
                 self._tell(self._fanout.leave(made))
 
     def _over(self, made: _Subscription, upper: Frontier) -> None:
-        """End a subscribe that has had everything below its `up_to`."""
+        """End a subscribe that has received everything below its `up_to`."""
         if not is_empty(upper):
             made.session.reply(SubscribeChanges(made.number, upper, EMPTY))
         made.session.reply(RequestDone(made.number))
@@ -277,7 +282,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
     # -- pieces --------------------------------------------------------------------------------
 
     def _next_piece(self, made: _Subscription) -> None:
-        """Read the next piece, if there is room for it."""
+        """Read the next piece if there is room for it."""
         way, limit = made.way, self._state.settings.subscribe_inflight_bytes_max
         if way is None or way.reading or made.in_flight > limit // 2:
             return
@@ -297,7 +302,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
         )
 
     def piece_read(self, message: PieceRead) -> None:
-        """Send a piece to the session; after the last, join a dataflow again."""
+        """Send a piece to the session. After the last one, join a dataflow again."""
         made, settings = self._by_holder.get(message.holder), self._state.settings
         way = None if made is None else made.way
         if made is None or way is None or way.present != message.key:
@@ -313,7 +318,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
             text = (
                 f"the subscribe to {made.name} did not take the changes at [{way.lower}, "
                 f"{way.upper}) within {settings.stash_orphan_ms} ms (stash_orphan_ms): subscribe "
-                f"again from {made.reported}, or anew, and forget what came since"
+                f"again from {made.reported}, or start over and discard what you received since"
             )
             self._end(made, SlowSubscriber(text))
         else:
@@ -332,14 +337,14 @@ class RunningSubscribes(OpenRequests[_Subscription]):
                 self._next_piece(made)
 
     def _join(self, made: _Subscription) -> None:
-        """Join a dataflow again, if there is room."""
+        """Join a dataflow again if there is room."""
         limit = self._state.settings.subscribe_inflight_bytes_max
         paused = made.held and made.stream is None and made.way is None
         if paused and made.in_flight <= limit // 2:
             self._tell(self._fanout.join(made))
 
     def _remove(self, keys: Sequence[str]) -> None:
-        """Delete blobs that no subscribe needs; one that cannot be deleted now becomes an
+        """Delete blobs that no subscribe needs. A blob that cannot be deleted now becomes an
         orphan."""
         stashed = self._state.persist.stashed
         if keys:
@@ -353,7 +358,8 @@ class RunningSubscribes(OpenRequests[_Subscription]):
         *,
         partial: bool = False,
     ) -> None:
-        """Send what was delivered and not sent yet; `partial`: some of it."""
+        """Send everything below `delivered` that was not sent yet; `partial` marks a piece of
+        it."""
         # A piece leaves the interval open: its upper is its lower.
         upper = made.reported if partial else made.delivered
         reads = made.rights.reads if arrow is not None else ()
@@ -366,7 +372,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
         made.in_flight += changes_bytes(changes)
 
     def bytes_delivered(self, session: str, request: int, size: int) -> None:
-        """Count the bytes that the session has passed on; a paused subscribe may resume."""
+        """Count the bytes that the session has delivered. A paused subscribe may resume."""
         made = self._open.get((session, request))
         if made is None:
             return
@@ -379,16 +385,17 @@ class RunningSubscribes(OpenRequests[_Subscription]):
             self._send(made, None, None)
 
     def cut_off(self) -> None:
-        """End the subscribes that take nothing of what waits for them."""
+        """End the subscribes whose clients take nothing of what is waiting for them."""
         limit = self._state.settings.subscribe_idle_ms
         now = self._state.ctx.monotonic_ms()
         for made in list(self._open.values()):
-            # Its hold pins history, which must not be kept forever for a client that does not read.
+            # Its hold retains history, which must not be kept forever for a client that does not
+            # read.
             if made.in_flight and now - made.taken_ms >= limit:
                 text = (
-                    f"the subscribe to {made.name} took nothing of the {made.in_flight} bytes that "
-                    f"wait for it in {limit} ms (subscribe_idle_ms): subscribe again from the "
-                    "upper of the last change, and take changes as they come"
+                    f"the client of the subscribe to {made.name} read none of the "
+                    f"{made.in_flight} bytes waiting for it in {limit} ms (subscribe_idle_ms): "
+                    "subscribe again from the upper of the last change, and read continuously"
                 )
                 log.warning("%s: %s", made.session.path, text)
                 self._end(made, SlowSubscriber(text))
@@ -399,7 +406,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
         for holder, made in self._by_holder.items():
             since = made.since()
             if made.held and since > made.hold:
-                # Noted before the move is durable: until then the hold only keeps more history.
+                # Recorded before the move is durable: until then the hold only keeps more history.
                 made.hold = since
                 moves.append((made.shard, holder, since))
         self._tell(self._fanout.compact())

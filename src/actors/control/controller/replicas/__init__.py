@@ -1,1 +1,2 @@
-"""The replicas that the controller speaks to: one history for all, one answer out of theirs."""
+"""The replicas that the controller talks to: one command history for all, one answer merged from
+theirs."""

@@ -1,7 +1,7 @@
-"""The running instance: one link to each replica, which do what `ReplicaMerge` decides.
+"""The running instance: one link to each replica; the links carry out what `ReplicaMerge` decides.
 
-It is a part of the controller and runs in its task. Replicas come from a `ReplicaSupply`: clusters
-in this process (`cluster.hosts`), or processes that have registered in the stores (`registered`).
+A part of the controller, which runs in its task. Replicas come from a `ReplicaSupply`: clusters in
+this process (`cluster.hosts`), or processes that have registered in the stores (`registered`).
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ from actors.runtime.metric_table import HISTORY_COMMANDS, HYDRATIONS, REPLICAS
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import REPLICAS_MAX, Settings
 
-# -- The names of the replicas, as last commanded or configured: one durable document --------------
+# -- the durable document of the replicas' names ---------------------------------------------------
+#
 # The setting `replicas` gives the initial number: r1, r2, …. Names that are added or dropped at run
-# time are kept under the consensus key `replicas`, with the setting as it was. If the service
-# starts with another setting than the document's, the setting counts and the names are forgotten.
+# time are stored under the consensus key `replicas`, together with the value of the setting. If the
+# service starts with another value than the document's, the setting wins and the stored names are
+# forgotten.
 
 
 REPLICAS_KEY: Final = "replicas"
@@ -57,37 +59,37 @@ class ReplicaSet(msgspec.Struct, frozen=True):
 
     format: int
     setting: int
-    """Value of `replicas` when it was written."""
+    """Value of the setting `replicas` when the document was written."""
     names: tuple[str, ...]
 
 
 def encode(setting: int, names: Sequence[str]) -> bytes:
-    """Return the durable document."""
+    """Encode the durable document."""
     return msgspec.msgpack.encode(ReplicaSet(FORMAT_VERSION, setting, tuple(names)))
 
 
 def decode(data: bytes) -> ReplicaSet:
-    """Return the decoded document. Raises `StateDirectoryError` (a newer format), `CorruptData`."""
+    """Decode the durable document. Raises `StateDirectoryError` (a newer format), `CorruptData`."""
     what = "the document of replicas"
     return decode_document(REPLICAS_KEY, data, ReplicaSet, what=what, format=FORMAT_VERSION)
 
 
 def names_of(found: ReplicaSet | None, setting: int) -> tuple[str, ...]:
-    """Return the replicas to start with. Pure."""
+    """Return the names of the replicas to start with. Pure."""
     if found is None or found.setting != setting or not found.names:
         return tuple(f"r{number}" for number in range(1, setting + 1))
     return found.names
 
 
 async def load(persist: PersistClient, settings: Settings) -> tuple[str, ...]:
-    """Return the replicas to start with, by the durable document. Raises `StateDirectoryError`,
-    `StorageError`."""
+    """Read the durable document and return the names of the replicas to start with. Raises
+    `StateDirectoryError`, `StorageError`."""
     head = await persist.head(REPLICAS_KEY)
     found = None if head is None else decode(head.data)
     names = names_of(found, settings.replicas)
     if found is not None and found.names != names:
         log.info(
-            "the setting replicas was %d and is %d: it counts, and replicas %s are forgotten",
+            "the setting replicas changed from %d to %d: the stored names %s are forgotten",
             found.setting,
             settings.replicas,
             ", ".join(found.names),
@@ -99,13 +101,13 @@ async def store_names(persist: PersistClient, settings: Settings, names: Sequenc
     """Make the names durable. Raises `StorageError`, which is indeterminate if they may be
     durable."""
     data, unknown = encode(settings.replicas, names), False
-    # Retry here is safe: a state directory has one process, and it makes one change at a time, so
-    # no other writer's document is overwritten.
+    # Retry here is safe: a state directory has one process, which makes one change at a time, so no
+    # other writer's document is overwritten.
     retry = RetryLoop(settings, failures_max=ATTEMPTS_MAX - 1)
     while True:
         try:
             head = await persist.head(REPLICAS_KEY)
-            # An earlier attempt was carried out, though its answer was lost.
+            # An earlier attempt succeeded, though its answer was lost.
             if head is not None and head.data == data:
                 return
             cas = CompareAndSet(REPLICAS_KEY, None if head is None else head.seqno, data)
@@ -118,8 +120,8 @@ async def store_names(persist: PersistClient, settings: Settings, names: Sequenc
         if not await retry.pause():
             break
     raise StorageError(
-        f"whether the replicas are {', '.join(names)} from the next start on is not known: the "
-        "store does not say; look with `penstock replicas`, and try again",
+        f"the store did not confirm that the replicas are now {', '.join(names)}: check with "
+        "`penstock replicas`, and try again",
         determinate=False,
     )
 
@@ -132,7 +134,7 @@ class ReplicaSupply(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """Return the names of the replicas that are there from the start."""
+        """Return the names of the replicas to start with."""
         ...
 
     async def connect(self, name: str) -> ReplicaClient:
@@ -141,32 +143,33 @@ class ReplicaSupply(Protocol):
 
     @property
     def owner(self) -> str:
-        """Return the name by which this process owns the stores, for replicas in others; "" for
-        replicas of this one."""
+        """Return the name by which this process owns the stores, for replicas in other processes;
+        "" for replicas in this one."""
         ...
 
     @property
     def storage(self) -> Connect | None:
-        """Return a function that connects to the storage half of one replica; None: they have
-        none."""
+        """Return a function that connects to the storage half of one replica; None if replicas have
+        no storage half."""
         ...
 
     @property
     def arrivals(self) -> Callable[[], Awaitable[Mapping[str, str]]] | None:
-        """Return a function that waits until replicas have come or gone by themselves, and returns
-        all, by name with a mark of each one's life; None: they do so by command alone."""
+        """Return a function that waits until replicas have come or gone on their own, and returns
+        all of them by name, each with an id that changes when the replica restarts. None if
+        replicas come and go only by command."""
         ...
 
     async def store_names(self, names: Sequence[str]) -> None:
-        """Make durable that these are the replicas. Raises `StorageError`."""
+        """Make the set of replicas durable. Raises `StorageError`."""
         ...
 
     async def start(self, name: str) -> None:
-        """Start one more replica. Raises `InvalidUsage` where that is not possible."""
+        """Start another replica. Raises `InvalidUsage` if that is not possible."""
         ...
 
     async def stop(self, name: str) -> None:
-        """Stop a replica and remove its scratch. Raises `InvalidUsage`."""
+        """Stop a replica and remove its scratch folder. Raises `InvalidUsage`."""
         ...
 
     async def statistics(self) -> ClusterStatistics | None:
@@ -198,40 +201,39 @@ class FixedReplicas:
     arrivals = None
 
     async def store_names(self, names: Sequence[str]) -> None:
-        """See `ReplicaSupply`: nothing is kept, as the names are fixed."""
+        """Do nothing: the names are fixed."""
 
     @property
     def names(self) -> Sequence[str]:
-        """See `ReplicaSupply`."""
+        """Return the fixed names."""
         return list(self._connects)
 
     async def connect(self, name: str) -> ReplicaClient:
-        """See `ReplicaSupply`."""
+        """Return a connection to the replica."""
         return await self._connects[name]()
 
     @property
     def storage(self) -> Connect | None:
-        """See `ReplicaSupply`."""
+        """Return the function given for the storage half."""
         return self._storage
 
     async def start(self, name: str) -> None:
-        """See `ReplicaSupply`."""
+        """Raise `InvalidUsage`: replicas cannot be started here."""
         raise InvalidUsage(
-            f"replica {name} cannot be started from here: start the service with replicas = 2 or "
-            "more"
+            f"cannot start replica {name} here: start the service with replicas = 2 or more"
         )
 
     async def stop(self, name: str) -> None:
         """Leave the replica running."""
 
     async def statistics(self) -> ClusterStatistics | None:
-        """See `ReplicaSupply`."""
+        """Return None: the replicas cannot be reached for statistics."""
         return None if self._inspect is None else await self._inspect()
 
 
 class LocalReplicaSupply:
     """The replicas of this process. `wrap` decorates each connection to a half; `remember` makes
-    their names durable."""
+    the names durable."""
 
     owner = ""
     arrivals = None
@@ -247,46 +249,47 @@ class LocalReplicaSupply:
         self._remember = remember
 
     async def store_names(self, names: Sequence[str]) -> None:
-        """See `ReplicaSupply`."""
+        """Make the names durable."""
         await self._remember(names)
 
     @property
     def names(self) -> Sequence[str]:
-        """See `ReplicaSupply`."""
+        """Return the names of the running replicas."""
         return self._hosts.names
 
     async def connect(self, name: str) -> ReplicaClient:
-        """See `ReplicaSupply`."""
+        """Return a connection to the replica's compute half."""
         return self._wrap(await self._hosts.connect(name), name)
 
     @property
     def storage(self) -> Connect | None:
-        """See `ReplicaSupply`. Connects to the oldest replica."""
+        """Return a function that connects to the storage half of the oldest replica."""
         if not self._hosts.stores:
             return None
 
         async def connect() -> ReplicaClient:
-            # One replica alone: an external system should be read once.
+            # Only one replica: an external system should be read once.
             name = self._hosts.names[0]
             return self._wrap(await self._hosts.connect(name, "storage"), name)
 
         return connect
 
     async def start(self, name: str) -> None:
-        """See `ReplicaSupply`."""
+        """Start a replica in this process."""
         await self._hosts.start(name)
 
     async def stop(self, name: str) -> None:
-        """See `ReplicaSupply`."""
+        """Stop a replica and remove its scratch folder."""
         await self._hosts.stop(name)
 
     async def statistics(self) -> ClusterStatistics | None:
-        """See `ReplicaSupply`."""
+        """Return the statistics of all replicas of this process."""
         return await self._hosts.statistics()
 
 
 class ReplicasNoted(msgspec.Struct, frozen=True, gc=False):
-    """The names without a dropped replica are durable, so that it may stop; or that failed."""
+    """The names without a dropped replica are durable, so that it may stop; or storing them
+    failed."""
 
     session: ActorAddress[Any]
     request: ChangeReplicas
@@ -302,13 +305,13 @@ class ReplicasChanged(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicasFound(msgspec.Struct, frozen=True, gc=False):
-    """Replicas have come or gone by themselves: all that there are, with a mark of each life."""
+    """Replicas have come or gone on their own. Contains all current ones, each with its life id."""
 
     lives: Mapping[str, str]
 
 
 class ComputeInstance:
-    """All replicas. `commands` is the initial history."""
+    """All replicas and the links to them. `commands` is the initial history."""
 
     def __init__(
         self,
@@ -322,13 +325,20 @@ class ComputeInstance:
         self._settings = settings
         self._core = ReplicaMerge(commands, settings.result_bytes_max)
         self._links: dict[str, ReplicaLink] = {}
+        """Links to the compute halves, by replica."""
         self._turns = HydrationTurns(self._resume)
+        """Shared by all links: who may hydrate which view."""
         self._changing = False
+        """True while a replica is being added or dropped."""
         self._last_error: dict[str, str] = {}
+        """Last error of each replica's connection, for the status."""
         self._connections: dict[str, int] = {}
+        """Number of connections to each replica so far."""
         self._serials: dict[str, int] = {}
+        """How often each name was added; gives each of its links an own range of connection
+        numbers."""
         self._lives: dict[str, str] = {}
-        """Present life of each replica that comes and goes by itself."""
+        """Current life id of each replica that comes and goes on its own."""
         for name in supply.names:
             self._add(name)
 
@@ -336,8 +346,8 @@ class ComputeInstance:
         self._core.add(name)
         ctx, supply = self._ctx, self._supply
         serial = self._serials[name] = self._serials.get(name, 0) + 1
-        # A replica that is added again numbers its connections beyond those of its former link, so
-        # that late responses of that link are told apart.
+        # A replica that is added again gets connection numbers above those of its former link, so
+        # that late responses of that link can be recognised.
         first = (serial - 1) << 32
         link = ReplicaLink(
             ctx,
@@ -366,7 +376,8 @@ class ComputeInstance:
             link.resume()
 
     def storage(self) -> ReplicaLink | None:
-        """Return a link to the storage half, not connected yet; None where there is no half."""
+        """Return a link to the storage half, not connected yet; None if there is no storage
+        half."""
         connect = self._supply.storage
         if connect is None:
             return None
@@ -380,17 +391,17 @@ class ComputeInstance:
         )
 
     async def aclose(self) -> None:
-        """End all links."""
+        """Close all links."""
         for link in self._links.values():
             await link.aclose()
 
     def command(self, command: Command) -> None:
-        """Send a command to the replicas that are connected; the others get it with the history."""
+        """Send a command to the connected replicas. The others get it with the history."""
         for name in self._core.command(command):
             self._links[name].push(command)
 
     def carry_out(self, merged: MergedResponses) -> None:
-        """Send the commands that follow from an event."""
+        """Send the commands that an event has caused."""
         for name, command in merged.sent:
             self._links[name].push(command)
 
@@ -403,7 +414,7 @@ class ComputeInstance:
             return MergedResponses()
         commands, merged = self._core.connected(name, incarnation)
         if name not in self._connections:
-            # The error is of an attempt to connect: no connection has ended.
+            # The error came from an attempt to connect: no connection has ended.
             self._last_error.pop(name, None)
         self._connections[name] = self._connections.get(name, 0) + 1
         self._links[name].replay(incarnation, commands)
@@ -411,27 +422,28 @@ class ComputeInstance:
         return merged
 
     def responded(self, message: ReplicaResponse) -> MergedResponses:
-        """Merge a response and carry out what follows."""
+        """Merge a response and carry out the consequences."""
         merged = self._core.responded(message.replica, message.incarnation, message.response)
         self.carry_out(merged)
         return merged
 
     def lost(self, message: ReplicaLost) -> MergedResponses:
-        """Take note of a lost connection."""
+        """Record a lost connection."""
         self._last_error[message.replica] = f"{type(message.error).__name__}: {message.error}"
         merged = self._core.lost(message.replica, message.incarnation)
         self.carry_out(merged)
         return merged
 
-    # -- coming and going ------------------------------------------------------------------------
+    # -- replicas that come and go on their own
+    # --------------------------------------------------------
 
     def found(self, message: ReplicasFound) -> list[MergedResponses]:
-        """Connect to replicas that have come, and forget those that are gone."""
+        """Connect to replicas that have come, and remove those that are gone."""
         self._watch()
         lives = message.lives
         gone = [name for name, life in self._lives.items() if lives.get(name) != life]
-        # One that runs anew is connected to at once: its former link may wait long for its next
-        # attempt, or may not have noticed yet.
+        # Connect to a restarted replica immediately: its former link may not have noticed yet, or
+        # may be waiting long for its next attempt.
         merged = [self._end(name) for name in gone if name in self._links]
         for name, life in lives.items():
             if self._lives.get(name) != life:
@@ -444,13 +456,13 @@ class ComputeInstance:
     # -- adding and dropping -------------------------------------------------------------------
 
     def change(self, session: ActorAddress[Any], request: ChangeReplicas) -> ReplicaReport | None:
-        """Begin a change (`ReplicasNoted` or `ReplicasChanged` follows), or return a report if the
+        """Start a change (`ReplicasNoted` or `ReplicasChanged` follows), or return a report if the
         request changes nothing. Raises `InvalidUsage`."""
         add, drop = request.add, request.drop
         if not add and not drop:
             return self.report(request.request)
         if add and drop:
-            raise InvalidUsage("add a replica or drop one, not both at once")
+            raise InvalidUsage("cannot add and drop a replica in one request")
         if self._changing:
             raise InvalidUsage("another replica is being added or dropped: try again")
         if add:
@@ -459,7 +471,8 @@ class ComputeInstance:
         else:
             self._check_end(drop)
             left = [name for name in self._links if name != drop]
-            # Durable first: after a crash in between, the dropped replica must not come back.
+            # Make it durable first: after a crash in between, the dropped replica must not come
+            # back.
             self._begin(lambda: self._supply.store_names(left), ReplicasNoted, session, request)
         self._changing = True
         return None
@@ -484,7 +497,7 @@ class ComputeInstance:
         try:
             await self._supply.store_names(names)
         except StorageError:
-            # It would be gone after a restart: better now, with an error.
+            # The replica would be gone after a restart, so stop it now and report the error.
             await self._supply.stop(name)
             raise
 
@@ -495,7 +508,7 @@ class ComputeInstance:
             self._changing = False
             raise message.error
         name = message.request.drop
-        # It may have been found gone meanwhile.
+        # The replica may have been found gone in the meantime.
         merged = self._end(name) if name in self._links else MergedResponses()
         self._begin(
             lambda: self._supply.stop(name), ReplicasChanged, message.session, message.request
@@ -504,20 +517,24 @@ class ComputeInstance:
 
     def _check_new(self, name: str) -> None:
         if name in self._links:
-            raise InvalidUsage(f"there is a replica {name} already")
+            raise InvalidUsage(f"replica {name} already exists")
         # A replica's name is also the name of its scratch folder.
         if not (name.isascii() and name.isalnum() and len(name) <= 16):
-            raise InvalidUsage(f"replica {name!r}: a name is 1 to 16 letters and digits")
+            raise InvalidUsage(
+                f"invalid replica name {name!r}: expected 1 to 16 letters and digits"
+            )
         if len(self._links) >= REPLICAS_MAX:
             raise InvalidUsage(
-                f"there are {len(self._links)} replicas, and at most {REPLICAS_MAX} may be"
+                f"too many replicas: there are already {len(self._links)} (limit {REPLICAS_MAX})"
             )
 
     def _check_end(self, name: str) -> None:
         if name not in self._links:
-            raise UnknownObject(f"there is no replica {name}: {', '.join(self._links)} are there")
+            raise UnknownObject(
+                f"replica {name} does not exist (available: {', '.join(self._links)})"
+            )
         if len(self._links) == 1:
-            raise InvalidUsage(f"{name} is the last replica: add another one first")
+            raise InvalidUsage(f"cannot drop {name}, the last replica: add another one first")
 
     def _end(self, name: str) -> MergedResponses:
         self._ctx.effect(self._links.pop(name).aclose, done=lambda _: None)
@@ -544,7 +561,7 @@ class ComputeInstance:
 
     @property
     def connected_count(self) -> int:
-        """Return the number of replicas that are connected."""
+        """Return the number of connected replicas."""
         return len(self._core.connected_names)
 
     def report(self, request: int) -> ReplicaReport:
@@ -562,7 +579,7 @@ class ComputeInstance:
             self._connections.get(name, 0),
             len(written),
             core.objects,
-            # Against the empty frontier a lag would be no number of ms.
+            # Relative to the empty frontier, a lag in ms would be meaningless.
             max((lag for lag in lags if lag < EMPTY // 2), default=0),
         )
 

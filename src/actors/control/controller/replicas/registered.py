@@ -1,8 +1,8 @@
-"""Replicas in processes of their own, as they have registered in the stores.
+"""Replicas in processes of their own, which register in the stores.
 
-They come and go by themselves: the registrations are read every `heartbeat_ms`. Sources and sinks
-run on one of them, until that cannot be reached; the storage halves of the others are told to run
-nothing, by a connection that is held as long as the one to their compute half.
+They come and go on their own: the registrations are read every `heartbeat_ms`. Sources and sinks
+run on one of them until it cannot be reached. The storage halves of the others are told to run
+nothing, over a connection that is held as long as the one to their compute half.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ log = logging.getLogger("penstock.controller")
 
 
 class PairedClient(CheckedClient):
-    """A connection to a compute half, with one to the storage half beside it that ends with it."""
+    """A connection to a compute half, and one to the storage half of the same replica that ends
+    with it."""
 
     def __init__(
         self, inner: ClusterClient, settings: Settings, beside: ReplicaClient | None
@@ -40,37 +41,38 @@ class PairedClient(CheckedClient):
         self._beside = beside
 
     async def close(self) -> None:
-        """See `ClusterClient`."""
+        """Close both connections."""
         await super().close()
         if self._beside is not None:
             await self._beside.close()
 
 
 class RegisteredReplicas:
-    """A `ReplicaSupply` of the replicas that have registered in the stores which `persist` owns."""
+    """A `ReplicaSupply` of the replicas that have registered in the stores owned by `persist`."""
 
     def __init__(self, persist: PersistClient, settings: Settings) -> None:
         self._persist = persist
         self._settings = settings
         self._found: dict[str, ReplicaRegistration] = {}
+        """Registered replicas by name, as last read."""
         self._some = anyio.Event()
-        """Set when a replica has registered."""
+        """Set once a replica has registered."""
         self._storage_at = ""
         """Name of the replica that runs sources and sinks."""
 
     @property
     def names(self) -> Sequence[str]:
-        """See `ReplicaSupply`: none is there from the start, all are found."""
+        """Return no names: all replicas are found later."""
         return []
 
     @property
     def owner(self) -> str:
-        """See `ReplicaSupply`."""
+        """Return the name by which this process owns the stores."""
         return self._persist.owner
 
     @property
     def arrivals(self) -> Callable[[], Awaitable[Mapping[str, str]]]:
-        """See `ReplicaSupply`."""
+        """Return a function that waits until the registrations have changed."""
         return self._changed
 
     async def _changed(self) -> Mapping[str, str]:
@@ -78,7 +80,7 @@ class RegisteredReplicas:
             try:
                 found = await list_registrations(self._persist.consensus)
             except StorageError as error:
-                log.warning("replicas that come or go are not seen yet: %s", error)
+                log.warning("cannot read the registrations of replicas: %s", error)
                 found = self._found
             if found != self._found:
                 self._found = found
@@ -90,10 +92,11 @@ class RegisteredReplicas:
             await anyio.sleep(self._settings.heartbeat_ms / 1000)
 
     async def connect(self, name: str) -> ReplicaClient:
-        """See `ReplicaSupply`. Raises as `cluster.client.connect`."""
+        """Return a connection to the replica's compute half. Raises as `cluster.client.connect`
+        does."""
         found = self._found.get(name)
         if found is None:
-            raise ConnectionBroken(f"replica {name} is not registered any more")
+            raise ConnectionBroken(f"replica {name} is no longer registered")
         beside = None if name == self._storage_at else await self._connect_idle_storage(found)
         try:
             wire = await connect(found.address, self._settings)
@@ -104,9 +107,9 @@ class RegisteredReplicas:
         return PairedClient(wire, self._settings, beside)
 
     async def _connect_idle_storage(self, found: ReplicaRegistration) -> ReplicaClient:
-        """Return a connection to a storage half that shall run nothing, and was told so."""
-        # It may run what it was given before: by a former controller, or before another replica
-        # was given it.
+        """Return a connection to a storage half, after telling it to run nothing."""
+        # It may still run what a former controller gave it, or what it ran before another replica
+        # took over.
         client = await self._to_storage(found)
         try:
             await client.send(Hello(secrets.token_hex(16), self.owner))
@@ -122,7 +125,7 @@ class RegisteredReplicas:
 
     @property
     def storage(self) -> Connect:
-        """See `ReplicaSupply`."""
+        """Return a function that connects to the storage half of one registered replica."""
         return self._connect_storage
 
     async def _connect_storage(self) -> ReplicaClient:
@@ -133,27 +136,27 @@ class RegisteredReplicas:
         try:
             return await self._to_storage(self._found[name])
         except PenstockError:
-            # The next attempt is made at the next one, in a circle.
+            # The next attempt goes to the next replica, round robin.
             names = sorted(self._found)
             if name == self._storage_at and names:
                 self._storage_at = next((each for each in names if each > name), names[0])
             raise
 
     async def start(self, name: str) -> None:
-        """See `ReplicaSupply`."""
+        """Raise `InvalidUsage`: replicas of this kind start on their own."""
         raise InvalidUsage(
-            f"replica {name} cannot be started from here: run penstock serve --role replica on "
-            "these stores, and it is found"
+            f"cannot start replica {name} here: run penstock serve --role replica on these stores, "
+            "and the service will find it"
         )
 
     async def stop(self, name: str) -> None:
-        """See `ReplicaSupply`: it ends by itself once it finds its registration gone."""
+        """Do nothing: the replica ends by itself once it finds its registration gone."""
 
     async def store_names(self, names: Sequence[str]) -> None:
-        """See `ReplicaSupply`: removes the registrations of all others."""
+        """Remove the registrations of all other replicas."""
         gone = [name for name in self._found if name not in names]
         await remove_registrations(self._persist.consensus, gone)
 
     async def statistics(self) -> ClusterStatistics | None:
-        """See `ReplicaSupply`: they cannot be reached."""
+        """Return None: the replicas cannot be reached for statistics."""
         return None

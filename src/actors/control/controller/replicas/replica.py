@@ -1,15 +1,15 @@
 """The link to a replica: keeps it informed of everything that it should run.
 
-It connects with a fresh nonce (forever, with backoff), is given the history by the controller,
-replays Hello and the history, sends later commands, and returns responses with the replica's name
-and the number of their connection, so that late ones can be told apart. A connection that fails in
-any way is given up whole.
+The link connects with a fresh nonce (retrying forever, with backoff), gets the history from the
+controller, replays Hello and the history, sends later commands, and returns responses with the
+replica's name and the number of their connection, so that late ones can be recognised. A connection
+that fails in any way is abandoned completely.
 
-It serves one half. A `HydrationTracker` withholds compute's Schedules beyond the number of
-dataflows that may hydrate at a time; the history has them all. Of the storage half it withholds
-nothing.
+A link serves one half. For compute, a `HydrationTracker` withholds Schedules beyond the number of
+dataflows that may hydrate at a time; the history contains them all. For storage nothing is
+withheld.
 
-A link is a part of the controller and runs in its task: it never waits. What takes time
+A link is a part of the controller and runs in its task, so it never waits. Whatever takes time
 (connecting, a command without room, the next response) runs in effects, whose results come back as
 `LinkTurn`.
 """
@@ -48,48 +48,51 @@ from actors.runtime.telemetry import TRACEPARENT, split_context, with_context
 from actors.runtime.threshold_probes import HYDRATION_QUEUE
 
 HYDRATION_SLOT_MS: Final = 10_000
-"""Time after which a dataflow that still reads its first contents lets one more begin; as many as
-`hydrations_max` go on so."""
+"""Time (ms) after which a dataflow that is still hydrating lets another one start; at most
+`hydrations_max` dataflows continue that way."""
 
-# Limits how many dataflows of one connection hydrate at a time, by withholding Schedules. Pure
-# A dataflow *hydrates* from its Schedule until its output is strictly beyond its `as_of`; that is
-# when it reads most. At most `limit` may do so at once; the Schedules of the others wait here,
-# first in, first out. A connection begins with nothing known: dataflows that a replica has kept
-# report their frontiers at once, and make room for the next.
+# Limits how many dataflows of one connection hydrate at a time, by withholding Schedules. Pure.
+#
+# A dataflow *hydrates* from its Schedule until its output is beyond its `as_of`; that is when it
+# reads most. At most `limit` may do so at a time; the Schedules of the others wait here, first in,
+# first out. A connection starts without any knowledge: dataflows that a replica has kept report
+# their frontiers immediately, and so make room for others.
 #
 # A dataflow that reads the output of one that has not hydrated waits for that one, without a slot.
-# A slot is freed when the dataflow has hydrated, is dropped, or reports that it is stalled or
-# frozen. One that hydrates for long frees its slot for a dataflow that waits (`slots_due`), and
-# goes on without one: a view that never ends must not keep others from their first contents. At
-# most `limit` do so, which bounds the memory that all take.
+# A slot is freed when its dataflow has hydrated, is dropped, or reports that it is stalled or
+# frozen. A dataflow that hydrates for long gives its slot to a waiting one (`slots_due`) and
+# continues without: a view that never finishes must not keep others from their first contents. At
+# most `limit` dataflows do that, which bounds the memory that all take.
 #
-# Hydration is a view's largest job, and its contents are the same for all replicas: so one replica
-# at a time has the *turn* of a view (`HydrationTurns`), with the slot, and the others find its
-# contents in the store when they are scheduled. The turn ends with the slot, or with the
-# connection. A replica whose connection was lost may go on all the same; then two compute, one
-# appends, and the other finds out.
+# Hydration is a view's largest job, and the result is the same on all replicas. So one replica at a
+# time has the *turn* of a view (`HydrationTurns`), along with the slot, and the others find its
+# contents in the store when they are scheduled. The turn ends with the slot or with the connection.
+# A replica whose connection was lost may continue all the same; then two replicas compute, one
+# appends, and the other notices.
 #
-# Invariants: everything but Schedules passes at once and in order; a Schedule passes once, unless
-# its dataflow is dropped first; a view's turn has one holder.
+# Invariants: everything but Schedules passes immediately and in order; a Schedule passes once,
+# unless its dataflow is dropped first; a view's turn has one holder.
 
 
 _STUCK: Final = ("stalled", "frozen")
 
 
 class HydrationTurns:
-    """Which replica may compute a view's first contents, for all replicas of an instance.
-    `released` is called when a turn has ended."""
+    """Tracks which replica may compute a view's first contents, for all replicas of an instance.
+    Calls `released` when a turn has ended."""
 
     def __init__(self, released: Callable[[], None] = lambda: None) -> None:
         self._released = released
         self._holders: dict[ShardId, HydrationTracker] = {}
+        """The holder of each view's turn, by the shard that the view writes."""
 
     def take(self, shard: ShardId, by: HydrationTracker) -> bool:
-        """Take the turn of the view that writes this shard, unless another one has it."""
+        """Take the turn of the view that writes this shard. Return False if another tracker has
+        it."""
         return self._holders.setdefault(shard, by) is by
 
     def release(self, shards: Iterable[ShardId], by: HydrationTracker) -> None:
-        """Give back those turns that are this one's."""
+        """Release those of the turns that this tracker holds."""
         held = [shard for shard in shards if self._holders.get(shard) is by]
         for shard in held:
             del self._holders[shard]
@@ -98,25 +101,26 @@ class HydrationTurns:
 
 
 class HydrationTracker:
-    """The dataflows of one connection that have not hydrated; see above. `turns` are shared with
-    the connections of other replicas."""
+    """Tracks the dataflows of one connection that have not hydrated; see above. `turns` are shared
+    with the connections of other replicas."""
 
     def __init__(self, limit: int, turns: HydrationTurns | None = None) -> None:
         self._limit = limit
         self._turns = turns or HydrationTurns()
         self._dry: dict[ObjectId, DataflowDescription] = {}
+        """Dataflows that have not hydrated, by id."""
         self._made: dict[ShardId, ObjectId] = {}
-        """Dataflows that have not hydrated, by the shard that they write."""
+        """The same dataflows, by the shard that they write."""
         self._scheduled: dict[ObjectId, Any] = {}
         """Withheld Schedules, in envelopes if they have a trace context."""
         self._queue: OrderedDict[ObjectId, None] = OrderedDict()
-        """Withheld dataflows that wait for a slot only."""
+        """Withheld dataflows that wait only for a slot."""
         self._blocked: dict[ShardId, list[ObjectId]] = {}
         """The other withheld dataflows, by the shard that they wait to read."""
         self._taken: dict[ObjectId, bool] = {}
-        """Dataflows with a slot; True: since before the last `slots_due`."""
+        """Dataflows with a slot; True if since before the last `slots_due`."""
         self._overdue: set[ObjectId] = set()
-        """Dataflows that hydrate on after they gave up their slots."""
+        """Dataflows that are still hydrating after giving up their slots."""
 
     @property
     def waiting(self) -> int:
@@ -132,7 +136,7 @@ class HydrationTracker:
         """Return the commands to send now: this one, unless it is withheld, and Schedules that it
         releases."""
         match split_context(command)[0]:
-            # Subscribes and copies bypass the limit: a client waits for them.
+            # Subscribes and copies bypass the limit, since a client is waiting for them.
             case CreateDataflow(dataflow) if not isinstance(
                 dataflow.export, SubscribeExport | CopyToExport
             ):
@@ -155,7 +159,7 @@ class HydrationTracker:
                 if output <= self._dry[id].as_of:
                     return []
                 self._forget(id)
-            # The others need not wait for a store that does not answer this one.
+            # A stalled dataflow frees its slot: the others may use stores that do answer.
             case StatusResponse(id=id, state=state) if state in _STUCK and (
                 id in self._taken or id in self._overdue
             ):
@@ -166,11 +170,11 @@ class HydrationTracker:
         return self._next()
 
     def resume(self) -> list[Any]:
-        """Return the Schedules to send, now that turns were given back."""
+        """Return the Schedules to send, now that turns were released."""
         return self._next()
 
     def slots_due(self) -> list[Any]:
-        """Return the Schedules to send, now that one more `HYDRATION_SLOT_MS` has passed."""
+        """Return the Schedules to send, now that another `HYDRATION_SLOT_MS` has passed."""
         for id, is_old in self._taken.copy().items():
             if is_old and self._queue and len(self._overdue) < self._limit:
                 self._free(id)
@@ -184,14 +188,14 @@ class HydrationTracker:
         self._overdue.discard(id)
 
     def close(self) -> None:
-        """Give back all turns: the connection has ended."""
+        """Release all turns, since the connection has ended."""
         self._queue.clear()
         self._turns.release(
             [shard for each in self._dry.values() for shard in _written(each)], self
         )
 
     def _enqueue(self, id: ObjectId) -> None:
-        """Let a dataflow wait for an input that has not hydrated, or else for a slot."""
+        """Let a dataflow wait for an input that has not hydrated, or otherwise for a slot."""
         for imported in self._dry[id].imports:
             if imported.shard in self._made:
                 self._blocked.setdefault(imported.shard, []).append(id)
@@ -211,7 +215,7 @@ class HydrationTracker:
         if isinstance(dry.export, ViewExport) and self._made.get(dry.export.shard) == id:
             del self._made[dry.export.shard]
             for blocked in self._blocked.pop(dry.export.shard, ()):
-                # It may have been dropped while it waited.
+                # The waiting dataflow may have been dropped in the meantime.
                 if blocked in self._scheduled:
                     self._enqueue(blocked)
 
@@ -221,7 +225,7 @@ class HydrationTracker:
         elsewhere: list[ObjectId] = []
         while self._queue and len(self._taken) < self._limit:
             id, _ = self._queue.popitem(last=False)
-            # As many are passed over as the other replicas have slots.
+            # Skip dataflows whose turn another replica has; there are at most as many as its slots.
             if not all(self._turns.take(shard, self) for shard in _written(self._dry[id])):
                 elsewhere.append(id)
                 continue
@@ -235,7 +239,7 @@ class HydrationTracker:
 
 
 def _written(dataflow: DataflowDescription) -> tuple[ShardId, ...]:
-    """Return the shard whose contents the dataflow computes, if it does."""
+    """Return the shard whose contents the dataflow computes, or None."""
     export = dataflow.export
     return (export.shard,) if isinstance(export, ViewExport) else ()
 
@@ -243,21 +247,21 @@ def _written(dataflow: DataflowDescription) -> tuple[ShardId, ...]:
 log = logging.getLogger("penstock.controller")
 
 RESPONSES_PER_TURN_MAX: Final = 64
-"""Number of responses that are taken together."""
+"""Most responses that one turn of the controller handles."""
 TURNS_IN_FLIGHT_MAX: Final = 4
-"""Number of such lots on their way from the connection to the controller."""
+"""Most such batches on their way from the connection to the controller."""
 
 
 class ReplicaClient(Protocol):
-    """One connection to a half of a cluster; responses are merged over its workers."""
+    """One connection to a half of a cluster. Its responses are merged over the workers."""
 
     async def send(self, command: Any, /) -> None:
-        """Send a command."""
+        """Send a command, waiting for room."""
         ...
 
     def try_send(self, commands: Sequence[Any], /) -> int:
-        """Send as many of the first commands as possible without waiting; return their number.
-        Raises as `send`, for the first."""
+        """Send as many of the first commands as possible without waiting, and return their number.
+        Raises as `send` does, for the first command."""
         ...
 
     async def receive(self) -> Any:
@@ -265,12 +269,12 @@ class ReplicaClient(Protocol):
         ...
 
     def receive_nowait(self, count_max: int, /) -> list[Any]:
-        """Return the responses that have arrived after `receive`'s last one. An error waits for
+        """Return responses that have already arrived, without waiting. An error is left for
         `receive`."""
         ...
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         ...
 
 
@@ -278,7 +282,8 @@ Connect: TypeAlias = Callable[[], Awaitable[ReplicaClient]]
 
 
 class ReplicaConnected(msgspec.Struct, frozen=True, gc=False):
-    """Connection number `incarnation` is there; answered by `ReplicaLink.replay`."""
+    """Connection number `incarnation` was made; the controller answers with
+    `ReplicaLink.replay`."""
 
     replica: str
     incarnation: int
@@ -295,7 +300,7 @@ class ReplicaResponse(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicaLost(msgspec.Struct, frozen=True, gc=False):
-    """The connection is lost; the link reconnects."""
+    """The connection was lost; the link reconnects."""
 
     replica: str
     incarnation: int
@@ -304,7 +309,7 @@ class ReplicaLost(msgspec.Struct, frozen=True, gc=False):
 
 
 LinkNews: TypeAlias = ReplicaConnected | ReplicaResponse | ReplicaLost
-"""News of a link for the controller."""
+"""Events of a link for the controller."""
 
 
 class _Connected(msgspec.Struct, frozen=True, gc=False):
@@ -333,21 +338,22 @@ class _Retry(msgspec.Struct, frozen=True, gc=False):
 
 
 class _SlotsDue(msgspec.Struct, frozen=True, gc=False):
-    """`HYDRATION_SLOT_MS` have passed."""
+    """Another `HYDRATION_SLOT_MS` has passed."""
 
     incarnation: int
 
 
 class LinkTurn(msgspec.Struct, frozen=True, gc=False):
-    """The controller's own message: the result of an effect of a link, for `ReplicaLink.turn`."""
+    """The controller's message to itself with the result of a link's effect, for
+    `ReplicaLink.turn`."""
 
     link: ReplicaLink
     event: _Connected | _Sent | _Received | ConnectionLost | _Retry | _SlotsDue
 
 
 class ReplicaLink:
-    """Drives the replica `name`. `turn` returns `ReplicaConnected`, which `replay` answers,
-    `ReplicaResponse` and `ReplicaLost`."""
+    """Keeps the replica `name` connected. `turn` returns `ReplicaConnected` (which `replay`
+    answers), `ReplicaResponse` and `ReplicaLost`."""
 
     def __init__(
         self,
@@ -360,35 +366,44 @@ class ReplicaLink:
         owner: str = "",
         turns: HydrationTurns | None = None,
     ) -> None:
-        """Number connections beyond `first`; no two links of a name and half share numbers.
-        `owner`: see `Hello`. `turns`: those of all links to compute halves."""
+        """Set up the link. Connections are numbered from `first + 1`; no two links of the same name
+        and half share numbers. `owner`: see `Hello`. `turns` are those of all links to compute
+        halves."""
         self._ctx = ctx
         self._name = name
         self._connect_once = connect
         self._settings = settings
         self._client: ReplicaClient | None = None
+        """The current connection; None while there is none."""
         self._dialled: list[ReplicaClient] = []
-        """Connected, and not yet told to `turn`, which may never be: the actor may have ended."""
+        """Connections made but not yet reported to `turn`, which may never be called if the actor
+        has ended."""
         self._replayed = False
-        """True when the present connection was given the history."""
+        """True once the current connection was given the history."""
         self.incarnation = first
-        """Number of the present connection, or of the one being made."""
+        """Number of the current connection, or of the one being made."""
         self._half: Half = half
         self._owner = owner
         self._turns = turns
         self._gate = self._new_gate()
-        """Gate of the present connection."""
+        """Gate of the current connection."""
         self._outbox: deque[Any] = deque()
+        """Commands waiting for room, in order."""
         self._sending: RunningEffect | None = None
+        """The effect that sends one command; None if none is running."""
         self._receiving: RunningEffect | None = None
+        """The effect that receives responses; None while there is no connection."""
         self._room = asyncio.Semaphore(TURNS_IN_FLIGHT_MAX)
-        """Room for lots of the present connection."""
+        """Room for batches of responses of the current connection."""
         self._attempts = 0
+        """Failed attempts to connect since the last response; sets the backoff."""
         self._why = ""
+        """Text of the last error, for people."""
         self._closed = False
+        """True once `aclose` was called."""
 
     def connect(self) -> None:
-        """Begin the next attempt to connect."""
+        """Start the next attempt to connect."""
         self.incarnation += 1
         incarnation = self.incarnation
 
@@ -404,8 +419,8 @@ class ReplicaLink:
         )
 
     def push(self, command: Any) -> None:
-        """Send one more command, in the current trace context."""
-        # A command that comes before the replay is in the history, which brings it.
+        """Send a command in the current trace context."""
+        # A command that arrives before the replay is in the history, which will contain it.
         if not self._replayed:
             return
         if isinstance(command, Peek | ScheduleDataflow):
@@ -414,7 +429,7 @@ class ReplicaLink:
         self._send()
 
     def replay(self, incarnation: int, commands: Iterable[Any]) -> None:
-        """Give connection number `incarnation` the history, with all commands that were pushed
+        """Send connection number `incarnation` the history, including all commands pushed
         before."""
         if incarnation != self.incarnation or self._client is None:
             return
@@ -429,11 +444,11 @@ class ReplicaLink:
         self._receive(self._client)
 
     def turn(self, turn: LinkTurn) -> Sequence[LinkNews]:
-        """Handle the result of an effect; return the news for the controller."""
+        """Handle the result of an effect. Return the events for the controller."""
         match turn.event:
             case _Connected(incarnation, client):
                 self._dialled.remove(client)
-                # Another attempt has begun, or will: two connections would mix what they sent.
+                # Another attempt has started or will: two connections would mix up their messages.
                 if self._closed or incarnation != self.incarnation:
                     self._leave(client)
                     return ()
@@ -462,9 +477,9 @@ class ReplicaLink:
         return ()
 
     async def aclose(self) -> None:
-        """End the connection for good."""
+        """Close the link permanently."""
         self._closed = True
-        # What is still on its way no longer matches.
+        # Results that are still on their way no longer match this number.
         self.incarnation += 1
         client = self._forget()
         for each in (*self._dialled, client):
@@ -473,7 +488,7 @@ class ReplicaLink:
                     await each.close()
 
     def _forget(self) -> ReplicaClient | None:
-        """Forget the present connection, and return its client."""
+        """Forget the current connection and return its client."""
         for effect in (self._sending, self._receiving):
             if effect is not None:
                 effect.cancel()
@@ -481,7 +496,7 @@ class ReplicaLink:
         client, self._client = self._client, None
         self._replayed = False
         self._outbox.clear()
-        # Last: other links go on, and this one is quiet by now.
+        # Do this last: it makes other links send, and this one must already be quiet.
         self._gate.close()
         return client
 
@@ -495,7 +510,7 @@ class ReplicaLink:
         return HydrationTracker(self._settings.hydrations_max, self._turns)
 
     def resume(self) -> None:
-        """Send what an event of another link has released."""
+        """Send what an event on another link has released."""
         self._release(self._gate.resume())
 
     def _time_slots(self) -> None:
@@ -510,8 +525,8 @@ class ReplicaLink:
             self._send()
 
     def _send(self) -> None:
-        """Send what the connection takes without waiting, and of the rest one command in an
-        effect."""
+        """Send what the connection accepts without waiting, then one of the remaining commands in
+        an effect."""
         client, incarnation = self._client, self.incarnation
         if client is None or self._sending is not None:
             return
@@ -519,7 +534,7 @@ class ReplicaLink:
             for _ in range(client.try_send(self._outbox) if self._outbox else 0):
                 self._outbox.popleft()
         except Exception as error:  # noqa: BLE001 (of any kind: the connection is given up)
-            # Not handled here: the caller is in the midst of its own work.
+            # Not handled here: the caller is in the middle of its own work.
             self._ctx.self.reply(self._failed(incarnation, error))
             return
         if not self._outbox:
@@ -537,8 +552,8 @@ class ReplicaLink:
 
         async def receive() -> None:
             while True:
-                # Backpressure: the cluster is held back while the controller has not taken earlier
-                # lots.
+                # Backpressure: the cluster has to wait until the controller has taken earlier
+                # batches.
                 await room.acquire()
                 first = await client.receive()
                 responses = (first, *client.receive_nowait(RESPONSES_PER_TURN_MAX - 1))
@@ -559,16 +574,18 @@ class ReplicaLink:
         self._why = f"{type(error).__name__}: {error}"
         named = error if isinstance(error, PenstockError) else ConnectionBroken(self._why)
         if not isinstance(error, PenstockError):
-            log.error("%s: its connection failed by a fault of ours", self._name, exc_info=error)
+            log.error(
+                "%s: its connection failed with an internal error", self._name, exc_info=error
+            )
         client = self._forget()
         if client is not None:
             self._leave(client)
         lost = ReplicaLost(self._name, self.incarnation, named, self._half)
-        # Messages of the lost connection that are still on their way no longer match.
+        # Messages of the lost connection that are still on their way no longer match this number.
         self.incarnation += 1
         self._attempts += 1
         delay = self._settings.retry_delay_ms(self._attempts)
-        log.info("replica %s is gone (%s); connecting again in %d ms", self._name, self._why, delay)
+        log.info("lost replica %s (%s); reconnecting in %d ms", self._name, self._why, delay)
         self._ctx.after(delay, LinkTurn(self, _Retry()))
         return lost
 

@@ -1,26 +1,27 @@
-"""One instance on several replicas: one history, and their responses merged into one. Pure.
+"""One instance on several replicas: one command history, and their responses merged into one. Pure.
 
 All replicas run the same dataflows over the same shards. Every command goes into the one
-`ComputeHistory` and to every connected replica; a replica that connects is given the history as it
-stands. Responses are merged:
+`ComputeHistory` and to every connected replica; a replica that connects is sent the current
+history. Responses are merged as follows:
 
-- peeks: the first answer counts, and the others are cancelled. An error of the replica and not of
-  the data (`of_replica`) counts when no connected replica is left that may still answer;
-- peeks of `LogTarget`: the rows of all connected replicas together are the answer. A replica with
-  an error of its own is left out, unless all have one;
-- frontiers: joined. A shard is the same for all, so the furthest report counts. An index is its
-  replica's own: its frontier is the furthest of the connected replicas, and goes back when that one
+- peeks: the first answer counts, and the others are canceled. An error that comes from the replica
+  and not from the data (`of_replica`) counts only if no other connected replica can still answer;
+- peeks of `LogTarget`: the answer is the rows of all connected replicas together. A replica that
+  has an error of its own is left out, unless all have one;
+- frontiers: joined. A shard is the same for all, so the furthest report counts. An index belongs to
+  its replica: its frontier is the furthest of the connected replicas, and goes back when that one
   is lost;
-- subscribes: a batch is cut to what goes beyond the former ones, so that all batches together are
-  contiguous and hold every update once. A dataflow that failed by its replica's fault counts when
-  it has failed on every connected replica;
-- copies: one replica makes a copy, another one when that is lost; the first answer counts;
-- statuses: of the replica whose dataflow is furthest.
+- subscribes: a batch is cut to what goes beyond the previous ones, so that all batches together are
+  contiguous and contain every update once. A dataflow that failed because of its replica counts as
+  failed once it has failed on every connected replica;
+- copies: one replica makes a copy, and another takes over when that one is lost; the first answer
+  counts;
+- statuses: the one of the replica whose dataflow is furthest ahead.
 
-Compaction follows the joined frontier, thus the fastest replica. A slower one reads under leases of
-its own; one that was lost begins again at the `as_of` that the compactions have left in the
-history, where the durable holds are. So no replica is waited for, and none that stays away keeps
-history.
+Compaction follows the joined frontier, that is, the fastest replica. A slower replica reads under
+leases of its own. A replica that was lost starts again at the `as_of` that the compactions have
+left in the history, which the durable holds protect. So nothing waits for a slow replica, and an
+absent one retains no history.
 
 Invariants (`validate`): a peek is answered once; durable frontiers advance strictly; batches of a
 subscribe are contiguous; nothing is kept of what was dropped or answered.
@@ -71,15 +72,16 @@ from actors.runtime.progress import Frontier, ObjectId, is_empty
 
 
 class MergedResponses(msgspec.Struct):
-    """The consequences of one event: responses that count, commands to send, and stashed parts that
-    no client will read."""
+    """The consequences of one event."""
 
     responses: list[Response] = []
+    """Responses that count."""
     sent: list[tuple[str, Command]] = []
-    """Pairs of a replica and a command."""
+    """Commands to send, each with its replica."""
     unread: list[str] = []
+    """Keys of stashed parts that no client will read."""
     regressed: list[tuple[ObjectId, Frontier]] = []
-    """Indexes whose furthest replica was lost, with the upper of the others."""
+    """Indexes that lost the replica furthest ahead, with the upper of the others."""
 
 
 class _Replica:
@@ -87,9 +89,9 @@ class _Replica:
 
     def __init__(self) -> None:
         self.incarnation: int | None = None
-        """Number of the present connection; None: there is none."""
+        """Number of the current connection; None if there is none."""
         self.written: dict[ObjectId, Frontier] = {}
-        """Uppers that were reported on the present connection."""
+        """Uppers reported on the current connection."""
 
 
 class _Stream:
@@ -97,34 +99,41 @@ class _Stream:
 
     def __init__(self) -> None:
         self.upper: Frontier | None = None
+        """Upper of the last batch; None before the first."""
         self.over = False
+        """True once the subscribe was answered for good."""
         self.failed: dict[str, SubscribeResponse] = {}
+        """Errors of the replicas on which it has failed."""
 
 
 class ReplicaMerge:
-    """All replicas, by name; see the module."""
+    """Merges the responses of all replicas; see the module."""
 
     def __init__(
         self, commands: Iterable[Command] = (), result_bytes_max: int = 48 * 1024 * 1024
     ) -> None:
         self._result_bytes_max = result_bytes_max
         self._history = ComputeHistory()
+        """Commands that build the current state; a replica that connects gets them."""
         self._replicas: dict[str, _Replica] = {}
+        """Replicas by name, in the order in which they were added."""
         self._joined: dict[ObjectId, Frontier] = {}
+        """Joined upper of each dataflow's export."""
         self._in_memory: set[ObjectId] = set()
         """Ids of the indexes."""
         self._peeks: dict[str, dict[str, PeekResponse]] = {}
-        """Open peeks, with the errors of replicas, of which one may come to count; with all answers
-        for those in `_of_all`."""
+        """Open peeks, with the replicas' errors, one of which may come to count; for those in
+        `_of_all`, with all answers."""
         self._of_all: set[str] = set()
         """Peeks that every connected replica has to answer."""
         self._unread: list[str] = []
-        """Stashed parts of canceled peeks; returned with the next answer."""
+        """Keys of stashed parts of canceled peeks; returned with the next answer."""
         self._streams: dict[ObjectId, _Stream] = {}
+        """Open subscribes by dataflow."""
         self._copies: dict[ObjectId, str | None] = {}
-        """Open copies, and the replica that makes each."""
+        """Open copies, each with the replica that makes it; None if no connected replica does."""
         self._copied: set[ObjectId] = set()
-        """Copies that were answered and not dropped yet."""
+        """Copies that were answered but not dropped yet."""
         self._statuses: dict[ObjectId, tuple[str, Frontier]] = {}
         """Replica and frontier of each dataflow's last status."""
         for command in commands:
@@ -134,16 +143,16 @@ class ReplicaMerge:
 
     @property
     def names(self) -> list[str]:
-        """Return all replicas."""
+        """Return the names of all replicas."""
         return list(self._replicas)
 
     @property
     def connected_names(self) -> list[str]:
-        """Return the connected replicas, in the order in which they were added."""
+        """Return the names of the connected replicas, in the order in which they were added."""
         return [name for name, each in self._replicas.items() if each.incarnation is not None]
 
     def add(self, name: str) -> None:
-        """Add a replica, which counts when it has connected."""
+        """Add a replica, which counts once it has connected."""
         assert name not in self._replicas, name
         self._replicas[name] = _Replica()
 
@@ -158,7 +167,7 @@ class ReplicaMerge:
         return Counter(type(each).__name__ for each in self._history.commands())
 
     def connected(self, name: str, incarnation: int) -> tuple[list[Command], MergedResponses]:
-        """Take a new connection. Return the history to send, and the consequences for other
+        """Record a new connection. Return the history to send, and the consequences for other
         replicas."""
         replica = self._replicas.get(name)
         if replica is None:
@@ -166,12 +175,12 @@ class ReplicaMerge:
         merged = self._gone(name)
         replica.incarnation = incarnation
         for id_, maker in self._copies.items():
-            # No connected replica makes this copy.
+            # No connected replica makes this copy, so this one does.
             if maker is None:
                 self._copies[id_] = name
         self._history.reduce()
         commands = self._history.commands()
-        # Another replica makes these copies, or they are done: a second maker would write them
+        # Another replica makes these copies, or they are complete: a second one would write them
         # again.
         elsewhere = {id_ for id_, maker in self._copies.items() if maker != name} | self._copied
         if elsewhere:
@@ -179,7 +188,7 @@ class ReplicaMerge:
         return commands, merged
 
     def lost(self, name: str, incarnation: int) -> MergedResponses:
-        """Take the loss of a connection; a former connection's loss changes nothing."""
+        """Record the loss of a connection. The loss of a former connection changes nothing."""
         replica = self._replicas.get(name)
         if replica is None or replica.incarnation != incarnation:
             return MergedResponses()
@@ -198,7 +207,7 @@ class ReplicaMerge:
                     self._joined[id_] = left
                     merged.regressed.append((id_, left))
         for uuid, answers in list(self._peeks.items()):
-            # A lost replica is no answer: without it the others may be complete.
+            # The lost replica will not answer: the answers of the others may now be complete.
             answer = answers.pop(name, None)
             merged.unread += [] if answer is None else _parts(answer)
             self._settle_peek(uuid, answers, merged)
@@ -211,7 +220,8 @@ class ReplicaMerge:
         return merged
 
     def _hand_over(self, id_: ObjectId, merged: MergedResponses) -> str | None:
-        """Give a copy to another connected replica, and return its name; None: there is none."""
+        """Give a copy to another connected replica and return its name, or None if there is
+        none."""
         maker = next(iter(self.connected_names), None)
         if maker is not None:
             about = [each for each in self._history.commands() if _about(each) == id_]
@@ -221,7 +231,7 @@ class ReplicaMerge:
     # -- commands ------------------------------------------------------------------------------
 
     def command(self, command: Command) -> list[str]:
-        """Take a command into the history. Return the replicas to send it to."""
+        """Add a command to the history. Return the replicas to send it to."""
         self._history.push(command)
         connected = self.connected_names
         match command:
@@ -268,7 +278,7 @@ class ReplicaMerge:
         """Merge a response with those that came before."""
         replica, merged = self._replicas.get(name), MergedResponses()
         if replica is None or replica.incarnation != incarnation:
-            # Of a former connection: nothing counts, and no client will read its blobs.
+            # It is from a former connection: it does not count, and no client will read its blobs.
             if isinstance(response, PeekResponse):
                 merged.unread += _parts(response)
             elif isinstance(response, SubscribeResponse):
@@ -291,7 +301,7 @@ class ReplicaMerge:
                     merged.responses.append(response)
             case StatusResponse(id=id_, hi=hi):
                 owner, furthest = self._statuses.get(id_, (name, 0))
-                # A lost replica's status gives way to any other at once.
+                # The status of a lost replica is replaced by any other's.
                 alone = owner not in self._replicas or self._replicas[owner].incarnation is None
                 if owner == name or alone or hi > furthest:
                     self._statuses[id_] = (name, hi)
@@ -315,7 +325,7 @@ class ReplicaMerge:
                 self._settle_peek(response.uuid, answers, merged)
             case PeekCanceled():
                 self._settle_peek(response.uuid, answers, merged)
-            # An error of the data is the same on all replicas: it counts at once.
+            # An error of the data is the same on all replicas, so it counts immediately.
             case PeekError():
                 self._tell(response, merged)
             case _ if response.uuid in self._of_all:
@@ -326,7 +336,7 @@ class ReplicaMerge:
     def _settle_peek(
         self, uuid: str, answers: dict[str, PeekResponse], merged: MergedResponses
     ) -> None:
-        """Answer a peek that every connected replica has answered: by all their rows, or by the
+        """Answer a peek that every connected replica has answered, with all their rows or with the
         last error."""
         connected = self.connected_names
         if not connected or not all(name in answers for name in connected):
@@ -343,7 +353,7 @@ class ReplicaMerge:
         self._tell(PeekResponse(uuid, result), merged)
 
     def _tell(self, response: PeekResponse, merged: MergedResponses) -> None:
-        """Take the answer that counts, and cancel the peek on the other replicas."""
+        """Accept the deciding answer, and cancel the peek on the other replicas."""
         answers = self._peeks.pop(response.uuid)
         self._of_all.discard(response.uuid)
         known = set(_parts(response))
@@ -362,14 +372,15 @@ class ReplicaMerge:
             return
         batch = response.batch
         if not isinstance(batch, SubscribeBatch):
-            # The replica dropped it on its own: one that its client ended is not in `_streams`.
+            # The replica dropped it on its own: a subscribe that its client ended is no longer in
+            # `_streams`.
             stream.failed[name] = response
             self._settle_stream(stream, merged)
             return
         if batch.error is None and stream.upper is not None and batch.lower > stream.upper:
-            # Between the two bounds updates would be missing: the dataflow counts as failed on this
+            # Updates between the two bounds would be missing: the dataflow counts as failed on this
             # replica.
-            gap = f"{name} went on from {batch.lower}, but {stream.upper} was reached"
+            gap = f"{name} continued at {batch.lower}, but the last batch ended at {stream.upper}"
             batch = msgspec.structs.replace(batch, arrow=None, error=("Broken", gap))
         if batch.error is not None and of_replica(batch.error[0]):
             stream.failed[name] = SubscribeResponse(response.id, batch)
@@ -390,10 +401,10 @@ class ReplicaMerge:
             stream.over = True
             merged.responses.append(next(reversed(stream.failed.values())))
 
-    # -- inspection ----------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def upper(self, id_: ObjectId) -> Frontier:
-        """Return an object's upper, by the reports of connected replicas."""
+        """Return an object's upper, from the reports of connected replicas."""
         return self._joined.get(id_, 0)
 
     def written(self, name: str) -> dict[ObjectId, Frontier]:
@@ -432,7 +443,8 @@ class ReplicaMerge:
 
 
 def of_replica(code: str) -> bool:
-    """Return whether an error is of the replica that reports it: another one may answer well."""
+    """Return whether an error comes from the replica that reports it, so that another may
+    succeed."""
     error = from_wire(code, "", True)
     # The replica may have started its dataflow later than the time that is read.
     if isinstance(error, ReadBelowSince | UnknownObject):
@@ -463,7 +475,8 @@ def _pieces(response: SubscribeResponse) -> list[str]:
 
 
 def _beyond(batch: SubscribeBatch, lower: Frontier) -> SubscribeBatch:
-    """Return a batch without its updates below `lower`; readers of its blobs leave those out."""
+    """Return a batch without its updates below `lower`. Readers of its blobs skip those
+    themselves."""
     arrow = batch.arrow
     if arrow is not None:
         kept = between(from_ipc(arrow), lower, batch.upper)

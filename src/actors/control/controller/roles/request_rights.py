@@ -1,15 +1,15 @@
 """The right that each request of a session needs. Pure.
 
-Reading needs `read` on the object, changing rows `write`, creating objects `create` on the service
-and `read` on what they are built upon, changing and dropping an object to own or administer it,
-and everything about the service and its roles to be an administrator. A materialized view's right
-suffices for the view: those of the objects below it do not matter. A plain view is inlined, and
-reading it needs the rights of what its query reads. The catalog, the service's relations about
-itself and statistics are for everybody.
+Reading an object needs READ on it, changing its rows WRITE. Creating an object needs CREATE on the
+service and READ on everything that it is built on. Changing or dropping an object needs OWN or
+ADMIN on it. Everything about the service and its roles needs ADMIN. READ on a materialized view
+suffices to read it, whatever the rights on the objects below. A plain view is inlined, so reading
+it needs the rights on what its query reads. The catalog, system relations and statistics are
+readable by everyone.
 
-A query's objects and functions are known only to Spark. So a query is analysed over the objects
-that its session may read, and knows no others (`readable_by`); of functions and constructs it may
-use what reaches nothing else (`AnalyzeStatement.restricted`), unless the role is an administrator.
+Only Spark knows which objects and functions a query uses. So a query is analysed over the objects
+that its session may read, and sees no others (`readable_by`). Unless the role is an administrator,
+it may use only functions and constructs that reach nothing else (`AnalyzeStatement.restricted`).
 """
 
 from __future__ import annotations
@@ -64,25 +64,26 @@ from actors.model.protocol.role_messages import (
 from actors.runtime.errors import AccessDenied, InvalidUsage, PenstockError, UnknownObject
 
 NeededRight: TypeAlias = tuple[str, CatalogObject | None]
-"""A right, and the object that it is needed on; None: the whole service."""
+"""A right, and the object on which it is needed; None for the whole service."""
 _MISSING: Final = "no table or view named"
-"""Begin of the error of a name that a query's analysis does not find, before its `repr`."""
+"""Start of the error text for a name that a query's analysis does not find; the name's `repr`
+follows."""
 
 
 def check_request(
     access: AccessRules, catalog: CatalogSnapshot, role: str | None, request: Request
 ) -> None:
-    """Raise `AccessDenied` unless a session may make a request; `UnknownObject` and `InvalidUsage`
-    for a name that the request could not use either."""
+    """Raise `AccessDenied` unless a session may make a request. Raises `UnknownObject` and
+    `InvalidUsage` for a name that the request could not use anyway."""
     if access.is_free(role) or isinstance(request, EndRequest):
         return
-    # Also for requests that need no right: a role that was dropped may not go on.
+    # Check this even for requests that need no right: a dropped role may do nothing.
     if not role or access.registry.get(role) is None:
         raise AccessDenied(access.refusal(role, READ))
     match request:
         case AlterRole(name=name, login=None) if fold(role) == fold(name):
-            # Everybody may change the own password, and drop the own tokens. Whether it may make
-            # one is looked at when the change's turn comes (`RoleStore`).
+            # Every role may change its own password and drop its own tokens. Whether it may create
+            # a token is checked when the change is carried out (`RoleStore`).
             return
     for right, entry in needed_rights(catalog, request):
         if entry is None:
@@ -95,7 +96,7 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
     """Yield the rights that a request needs. Raises `UnknownObject` and `InvalidUsage`."""
     match request:
         case WriteTables(changes=changes):
-            # One write may change several tables, and is refused whole.
+            # A write may change several tables, and is refused as a whole.
             for change in changes:
                 yield WRITE, catalog.find(change.table, quarantined=True)
         case ReadObject(name=name) | SubscribeObject(name=name) | WaitFor(name=name):
@@ -105,12 +106,12 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
         case CheckRight(right=right, name=name):
             yield right, object_named(catalog, name)
         case CreateView(for_subscribe=True):
-            # It is the subscribe of what its query reads, which is checked as a view's is.
+            # It subscribes to what its query reads, which is checked as for a view.
             check_subscribed_view(request)
         case CreateView(replace=True, name=name) if catalog.has(name):
             yield ADMIN, catalog.find(name, quarantined=True)
         case CreateTable() | CreateSource() | CreateView():
-            # What a view reads is checked when its text has been analysed.
+            # What a view reads is checked once its text has been analysed.
             yield CREATE, None
         case CreateIndex(on=on) | CreateSink(on=on):
             yield CREATE, None
@@ -118,7 +119,7 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
         case DropObject(name=name, cascade=cascade):
             entry = catalog.find(name, quarantined=True)
             yield ADMIN, entry
-            # All that goes with it is somebody's, too.
+            # The objects dropped with it have owners, too.
             for other in catalog.dropped_with(entry) if cascade else ():
                 yield ADMIN, other
         case AlterObject(name=name):
@@ -134,7 +135,7 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
         case DropSink(name=name):
             yield ADMIN, catalog.find_connector(SINK, name, quarantined=True)
         case ChangeRights(scope="objects", names=names):
-            # Owners give rights on their objects.
+            # Owners may grant rights on their objects.
             for name in names:
                 yield ADMIN, object_named(catalog, name)
         case (
@@ -150,20 +151,21 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
         ):
             pass
         case _:
-            # Roles, replicas, traces; copies, which use files with the service's own rights; and
-            # whatever is added and not named above: nobody may do that by mistake.
+            # Roles, replicas and traces; copies, which use files with the service's own rights; and
+            # anything added later that is not named above: by default only administrators may do
+            # it.
             yield ADMIN, None
 
 
 def object_named(catalog: CatalogSnapshot, name: str) -> CatalogObject:
-    """Return the object of a name: a table, view or index, else a source, else a sink. Raises
-    `UnknownObject`, and `InvalidUsage` for a relation of the service about itself."""
+    """Return the object with a name: a table, view or index, else a source, else a sink. Raises
+    `UnknownObject`, and `InvalidUsage` for a system relation."""
     try:
         return catalog.find(name, quarantined=True)
     except UnknownObject:
         raise
     except InvalidUsage:
-        # `find` refuses names of sources and sinks in this way, and of relations.
+        # This is how `find` refuses the names of sources, sinks and relations.
         for kind in (SOURCE, SINK):
             with suppress(UnknownObject):
                 return catalog.find_connector(kind, name, quarantined=True)
@@ -171,31 +173,32 @@ def object_named(catalog: CatalogSnapshot, name: str) -> CatalogObject:
 
 
 def _read_by(catalog: CatalogSnapshot, name: str) -> CatalogObject:
-    """Return the object whose contents are read by a name: of an index the one below it."""
+    """Return the object whose contents a read of a name returns: for an index, the object it is
+    on."""
     entry = catalog.find(name, quarantined=True)
     return catalog.by_id(entry.depends[0]) if entry.kind == INDEX else entry
 
 
 def _objects_read(catalog: CatalogSnapshot, name: str) -> Iterator[CatalogObject]:
-    """Yield the objects on which a reader of a name needs READ: with the view of a subscribe all
-    that its query reads."""
+    """Yield the objects on which a reader of a name needs READ: for the view of a subscribe,
+    everything that its query reads."""
     entry = _read_by(catalog, name)
     yield entry
-    # Whoever follows a query owns its view, and would by that keep what the query reads.
+    # The session owns the view of its subscribe, and ownership alone would let it keep reading.
     if is_subscribed_view(entry.name):
         yield from map(catalog.by_id, entry.depends)
 
 
-def shown_error(
+def redacted_error(
     access: AccessRules, role: str | None, entry: CatalogObject | None, text: str
 ) -> str:
-    """Return the text of an object's error as a session of a role sees it: the text may quote
-    values of rows, so it is for those who may read them. `entry` None: of an object that is gone,
-    which administrators see."""
+    """Return the text of an object's error as a session of this role may see it. The text may quote
+    values of rows, so it is only for roles that may read them. `entry` is None for an object that
+    no longer exists, whose errors administrators see."""
     if not text or (access.is_free(role) if entry is None else access.may(role, READ, entry.id)):
         return text
     name = "it" if entry is None else entry.name
-    return f"hidden, since it may quote rows: ask for GRANT READ ON {name}"
+    return f"hidden, because it may quote rows: ask for GRANT READ ON {name}"
 
 
 def readable_by(
@@ -215,11 +218,11 @@ def readable_by(
 def named_denial(
     access: AccessRules, catalog: CatalogSnapshot, role: str | None, error: PenstockError
 ) -> PenstockError:
-    """Return the error of a query: `AccessDenied` if what was not found is there, and the session
-    may not read it."""
+    """Return the error to answer a query with: `AccessDenied` if the missing object exists but the
+    session may not read it."""
     if not isinstance(error, UnknownObject) or access.is_free(role):
         return error
-    # The analysis knows no more than that a name is missing: here it is known why.
+    # The analysis only knows that a name is missing; the reason is known here.
     text = fold(str(error))
     for entry in catalog.objects:
         missing = text.startswith(fold(f"{_MISSING} {entry.name!r};"))

@@ -1,8 +1,8 @@
-"""The rights that running requests need, and which of them a change of the rules ends. Pure.
+"""Decides which running requests a change of roles or rights ends. Pure.
 
-A request is checked when it comes (`request_rights`). What goes on for longer, such as a subscribe,
-keeps the rights that it needs with it: when roles or rights have changed, whatever has lost one of
-them is ended with the refusal that it would get if it were asked for now.
+A request is checked when it arrives (`request_rights`). A request that runs for longer, such as a
+subscribe, keeps the list of rights that it needs. When roles or rights have changed, every request
+that has lost one of them ends with the refusal that it would get if it were made now.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class HeldRights(msgspec.Struct, frozen=True, gc=False):
     """The role of a request, and the rights that it needs for as long as it runs."""
 
     role: str | None = None
-    """See `access.access_rules`."""
+    """Role of the session; None if trusted, see `access.access_rules`."""
     needs: tuple[tuple[str, ObjectId | None, str], ...] = ()
-    """Rights, each with the id and name of its object; None: on the whole service."""
+    """Rights, each with the id and name of its object; None for the whole service."""
 
     @property
     def reads(self) -> ReadObjects:
-        """Return the objects that are read; none for a session that is trusted."""
+        """Return the objects that are read; none for a trusted session."""
         if self.role is None:
             return ()
         return tuple((id_, name) for right, id_, name in self.needs if right == READ and id_)
 
 
 TRUSTED: Final = HeldRights()
-"""Those of a session that may do everything."""
+"""Rights of a session that may do everything."""
 
 
 class RunningRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request that runs, with what it needs."""
+    """A running request and the rights that it needs."""
 
     session: str
     """Path of its session."""
@@ -51,7 +51,7 @@ class RunningRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def held_rights(role: str | None, needed: Iterable[NeededRight]) -> HeldRights:
-    """Return the rights that a request of a role keeps needing."""
+    """Return the rights that a request of a role needs while it runs."""
     if role is None:
         return TRUSTED
     return HeldRights(
@@ -64,19 +64,20 @@ def held_rights(role: str | None, needed: Iterable[NeededRight]) -> HeldRights:
 
 
 def held_reads(role: str | None, inputs: Iterable[CatalogObject]) -> HeldRights:
-    """Return the rights of a request that reads these objects."""
+    """Return the rights that a request needs to read these objects."""
     return held_rights(role, ((READ, entry) for entry in inputs))
 
 
 def lost_right(rules: AccessRules, held: HeldRights) -> AccessDenied | None:
-    """Return the refusal of what a request needs; None if its role may still do all of it."""
+    """Return the refusal for a request that has lost a right, or None if its role still has all of
+    them."""
     role = held.role
     if role is None or rules.is_free(role):
         return None
-    # A role that was dropped may not go on, whatever it asked for.
+    # A dropped role may do nothing, whatever the request is.
     if role and rules.registry.get(role) is None:
         return AccessDenied(rules.refusal(role, READ))
-    # The first that is missing: a role that was given another right meanwhile may go on.
+    # Report the first missing right. A role that has it by another grant may continue.
     for right, id_, name in held.needs:
         if not rules.may(role, right, id_):
             return AccessDenied(rules.refusal(role, right, name))
@@ -88,9 +89,9 @@ def revoked(
     rules: AccessRules,
     role_of: Callable[[str, str | None], str | None],
 ) -> Iterator[tuple[RunningRequest, AccessDenied]]:
-    """Yield the requests that may not go on under these rules, each with its refusal. `role_of`
-    returns the role of a session by its path and the role that it came with."""
-    # By the role that the session has now: one without a role may have made the first one.
+    """Yield the requests that these rules no longer allow, each with its refusal. `role_of` returns
+    a session's current role, from its path and the role that it connected with."""
+    # Use the session's current role: a session without one may have created the first role.
     for each in running:
         held = msgspec.structs.replace(each.held, role=role_of(each.session, each.held.role))
         denied = lost_right(rules, held)

@@ -1,12 +1,12 @@
-"""The durable roles: changes are queued, and carried out strictly one at a time.
+"""The durable roles: changes are queued and carried out strictly one at a time.
 
-Each makes a new registry of the last durable one and stores it by compare-and-set, under a key of
-its own beside the catalog's. Rights are checked against it (`ControllerState.access`) only when it
-is durable, and only then the client is told.
+Each change makes a new registry from the last durable one and stores it by compare-and-set, under
+its own key next to the catalog's. Only once it is durable are rights checked against it
+(`ControllerState.access`), and only then is the client told.
 
-Whoever creates an object owns it. That is noted at once in memory, as the creator may use the
-object with its very next request, and stored soon after: a crash in between leaves the object to
-the administrators.
+The creator of an object owns it. Ownership takes effect in memory immediately, since the creator's
+very next request may use the object, and is stored soon after. A crash in between leaves the object
+to the administrators.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _READABLE: Final = frozenset({TABLE, SOURCE_TABLE, VIEW})
 
 
 class RolesStored(msgspec.Struct, frozen=True, gc=False):
-    """The running change has ended: with an error, or durably."""
+    """The running change has ended, with an error or durably."""
 
     error: PenstockError | None = None
     read_back: tuple[RoleRegistry, int | None] | None = None
@@ -65,44 +65,50 @@ class RolesStored(msgspec.Struct, frozen=True, gc=False):
 
 
 class _QueuedChange(msgspec.Struct, frozen=True, gc=False):
-    """A change, and who is told of its end (None: nobody)."""
+    """A queued change, and the session to answer (None: nobody)."""
 
     change: ChangeRegistry
     session: ActorAddress[Any] | None = None
     request: int = 0
     text: str = ""
-    """Answer to the client."""
+    """Text of the answer."""
     name: str = ""
     """Role that is created or altered."""
     unproven: bool = False
     """True if the session has proved no role."""
     trusted: bool = False
-    """True if it came by the administrators' own listener, by which it always may."""
+    """True if the session came through the administrators' own listener, where a role is never
+    required."""
 
 
 class RoleStore:
-    """The queue of changes of roles."""
+    """The queue of changes to roles."""
 
     def __init__(self, state: ControllerState, registry: RoleRegistry, seqno: int | None) -> None:
-        """Begin with the durable roles."""
+        """Start from the durable roles."""
         self._state = state
-        # Of objects that were dropped just before a crash: nobody can name them any more.
+        # Drop rights on objects that no longer exist, for example because of a crash right after a
+        # drop.
         self._durable = registry.prune(entry.id for entry in state.catalog.objects)
         self._seqno = seqno
+        """Sequence number of the roles' key; None if it was never written."""
         self._queue: deque[_QueuedChange] = deque()
+        """Changes to carry out, in order."""
         self._current: tuple[_QueuedChange, RoleRegistry] | None = None
+        """The running change and the registry that it stores; None between two changes."""
         self._founders: dict[str, str] = {}
-        """Roles of sessions that created the first one that may log in, by the session's path."""
+        """Role of each session that created the first role that may log in, by the session's
+        path."""
         self.on_rules: Callable[[AccessRules, str], object] = state.sessions.apply
-        """Told of changed rules before the client that has changed them, whose session's path is
-        given, too."""
+        """Called with new rules, before the client that changed them is answered, and with the path
+        of its session."""
         self._owned: list[tuple[str, tuple[ObjectId, ...]]] = []
-        """Owners of new objects that are not stored yet."""
+        """Owners of new objects that are not stored yet, each with the objects' ids."""
         self._publish()
 
     def _publish(self, asker: str = "") -> None:
-        """Let requests be checked against the durable registry, and the owners that are not stored
-        yet."""
+        """Check requests from now on against the durable registry and the owners that are not
+        stored yet."""
         required = self._state.settings.roles_required
         rules = AccessRules(self._with_owners(), required)
         if rules != self._state.access:
@@ -110,7 +116,7 @@ class RoleStore:
             self.on_rules(rules, asker)
 
     def _with_owners(self) -> RoleRegistry:
-        """Return the durable registry, and in it the owners that are not stored yet."""
+        """Return the durable registry with the owners added that are not stored yet."""
         registry = self._durable
         for role, ids in self._owned:
             registry = registry.own(role, ids)
@@ -120,7 +126,7 @@ class RoleStore:
 
     def submit(self, session: ActorAddress[Any], request: RoleStatement, role: str | None) -> None:
         """Queue a change for a session of this role. Raises `UnknownObject` and `InvalidUsage` for
-        what is wrong in any case."""
+        a request that is wrong in any state."""
         change, text = self._change_of(request, role)
         name = request.name if isinstance(request, CreateRole | AlterRole) else ""
         unproven, trusted = role == UNPROVEN, role is None
@@ -130,20 +136,20 @@ class RoleStore:
         self._next()
 
     def role_of(self, session: str, role: str | None) -> str | None:
-        """Return the role of a session, which came with this one."""
+        """Return the current role of a session that connected with this role."""
         founder = self._founders.get(session) if role == UNPROVEN else None
-        # Whoever created the first role knows its password, and goes on as that role.
+        # The session that created the first role knows its password, and continues as that role.
         known = founder is not None and self._state.access.registry.get(founder) is not None
         return founder if known else role
 
     def session_closed(self, session: str) -> None:
-        """Forget a session."""
+        """Forget a closed session."""
         self._founders.pop(session, None)
 
     def report(self, request: ListRoles) -> RolesReport:
-        """Return all roles, as the next request would be checked."""
+        """Return all roles as the next request would be checked."""
         access, catalog = self._state.access, self._state.catalog
-        # By names, as clients know no ids.
+        # By name, since clients do not know ids.
         found = []
         for entry in access.registry.roles.values():
             rights = [RoleRight(right) for right in entry.rights]
@@ -159,26 +165,26 @@ class RoleStore:
         return RolesReport(request.request, tuple(found), access.wanted)
 
     def created(self, role: str | None, entries: Iterable[CatalogObject]) -> None:
-        """Note who has created objects."""
+        """Record the owner of new objects."""
         ids = tuple(entry.id for entry in entries)
-        # Sessions without a role leave their objects to the administrators.
+        # Objects of sessions without a role belong to the administrators.
         if not role or not ids:
             return
         self._owned.append((role, ids))
         self._publish()
-        # Every change stores the owners that are noted, so that this one has nothing to add.
+        # Every change stores the recorded owners, so this one adds nothing.
         self._queue.append(_QueuedChange(lambda registry: registry))
         self._next()
 
     def dropped(self, entries: Iterable[CatalogObject]) -> None:
-        """Forget the rights on objects that were dropped."""
+        """Drop the rights on objects that were dropped."""
         ids = frozenset(entry.id for entry in entries)
         self._owned = [
             (role, left)
             for role, own in self._owned
             if (left := tuple(id_ for id_ in own if id_ not in ids))
         ]
-        # Asked first: most services have no roles, and need not store that.
+        # Check first: most services have no roles and nothing to store.
         if self._durable.forget(ids) != self._durable or self._current or self._queue:
             self._queue.append(_QueuedChange(lambda registry: registry.forget(ids)))
             self._next()
@@ -186,7 +192,7 @@ class RoleStore:
     # -- changes -----------------------------------------------------------------------------------
 
     def _change_of(self, request: RoleStatement, role: str | None) -> tuple[ChangeRegistry, str]:
-        """Return the change that a request of this role asks for, and the answer to it."""
+        """Return the change that a request of this role makes, with its answer."""
         settings = self._state.settings
         match request:
             case CreateRole(_, name, login, verifier):
@@ -201,7 +207,7 @@ class RoleStore:
                 by_itself = not access.is_free(role)
                 change = _alteration(request, settings, by_itself=by_itself)
                 connects = access.registry.allows(request.name, CONNECT)
-                text = f"role {request.name} has CONNECT from now on, to use its token"
+                text = f"role {request.name} now has CONNECT, which it needs to use its token"
                 return change, text if request.add_token and not connects else ""
             case DropRoles(_, names, if_exists):
                 registry = self._durable
@@ -214,7 +220,7 @@ class RoleStore:
 
     def _change_of_rights(self, request: ChangeRights) -> ChangeRegistry:
         if wrong := [right for right in request.rights if right not in RIGHTS]:
-            raise InvalidUsage(f"there is no right {wrong[0]!r}; there are {', '.join(RIGHTS)}")
+            raise InvalidUsage(f"unknown right {wrong[0]!r}: expected one of {', '.join(RIGHTS)}")
         ids = self._ids(request)
 
         def change(registry: RoleRegistry) -> RoleRegistry:
@@ -232,10 +238,10 @@ class RoleStore:
         return tuple(object_named(catalog, name).id for name in request.names)
 
     def _next(self) -> None:
-        """Begin the next change, unless one runs."""
+        """Start the next change unless one is running."""
         while self._current is None and self._queue:
             queued = self._queue.popleft()
-            # Made of what is there now: changes before it may have been refused.
+            # Apply it to the current registry: earlier changes may have been refused.
             try:
                 changed = queued.change(self._with_owners())
                 if not queued.trusted:
@@ -244,7 +250,7 @@ class RoleStore:
             except PenstockError as error:
                 self._failed(queued, error)
                 continue
-            # Nothing to store, as for a right that the role has already.
+            # There is nothing to store, for example because the role already has the right.
             if changed == self._durable:
                 self._ended(queued)
                 continue
@@ -255,21 +261,21 @@ class RoleStore:
 
     def _check_logins(self, changed: RoleRegistry) -> None:
         """Raise `InvalidUsage` for a change after which nobody could log in."""
-        # By a certificate a role is proved without a password.
+        # With certificates a role can be proved without a password.
         if self._state.settings.tls_authority or self._durable.locks_out:
             return
         if changed.locks_out:
             raise InvalidUsage(
-                "nobody could log in any more: every client would have to prove a role, and no "
-                "role with LOGIN would have a password or a token; give one a PASSWORD, or CREATE "
-                "TOKEN FOR ROLE before ALTER ROLE … LOGIN"
+                "nobody could log in afterwards: clients would have to prove a role, but no role "
+                "with LOGIN has a password or a token; set a PASSWORD, or CREATE TOKEN FOR ROLE, "
+                "before ALTER ROLE … LOGIN"
             )
 
     def _founding(self, queued: _QueuedChange) -> _QueuedChange:
-        """Return the change that makes the first role that may log in, with its notice."""
+        """Return the change that creates the first role that may log in, with its notice."""
         text = (
-            f"{queued.name} is the first role that may log in, so it is an administrator; from now "
-            "on every client must prove a role"
+            f"{queued.name} is the first role that may log in, so it becomes an administrator; "
+            "from now on every client must prove a role"
         )
         if queued.unproven and queued.session is not None:
             self._founders[queued.session.path] = queued.name
@@ -279,8 +285,8 @@ class RoleStore:
         data, limit = registry.encode(), self._state.settings.roles_bytes_max
         if len(data) > limit:
             raise InvalidUsage(
-                f"all roles and their rights would take {len(data)} bytes, more than {limit} "
-                "(roles_bytes_max): GRANT a right on the whole service in place of many objects"
+                f"roles and rights would take {len(data)} bytes (limit {limit}, roles_bytes_max): "
+                "GRANT a right on the whole service instead of on many objects"
             )
         return data
 
@@ -298,21 +304,21 @@ class RoleStore:
             error = to_penstock_error(fault)
         if error.determinate:
             return RolesStored(error)
-        # It may be durable or not: the record that is read back decides (`stored`).
+        # The change may or may not be durable: `stored` decides from the record read back.
         return RolesStored(error, await self._read_back())
 
     async def _read_back(self) -> tuple[RoleRegistry, int | None]:
         retry = RetryLoop(self._state.settings)
-        # Retried forever: with another seqno than the durable one every later change would fail.
+        # Retried forever: every later change would fail if our seqno were not the durable one.
         while True:
             try:
                 return await load_roles(self._state.persist)
             except StorageError as error:
-                log.warning("the roles cannot be read back, trying again: %s", error)
+                log.warning("cannot read the roles back, retrying: %s", error)
             await retry.pause()
 
     def stored(self, message: RolesStored) -> None:
-        """Take the end of a change."""
+        """Handle the end of a change."""
         assert self._current is not None
         (queued, changed), self._current = self._current, None
         error = message.error
@@ -320,7 +326,7 @@ class RoleStore:
             found, self._seqno = message.read_back
             if self._seqno is not None:
                 self._durable = found
-            # What is durable is what was to be stored: the answer alone was lost.
+            # The stored record is the wanted one: only the answer was lost.
             if found == changed:
                 error = None
         elif error is None:
@@ -333,12 +339,12 @@ class RoleStore:
         self._next()
 
     def _ended(self, queued: _QueuedChange) -> None:
-        # An owner that is in the durable record need not be added to it any more.
+        # Owners in the durable record need not be added to it any more.
         self._owned = [each for each in self._owned if not self._is_stored(*each)]
         if queued.session is not None and queued.session.path in self._founders:
             path = queued.session.path
             self._state.sessions.note_founder(path, self._founders[path])
-        # Before the answer: whoever is told that a right is gone may rely on it.
+        # Publish before answering: the client may rely on it that a revoked right is gone.
         self._publish("" if queued.session is None else queued.session.path)
         if queued.session is not None:
             queued.session.reply(RequestDone(queued.request, queued.text))
@@ -354,7 +360,7 @@ class RoleStore:
                 self._founders.pop(queued.session.path, None)
             reply_error(queued.session, queued.request, error)
         else:
-            log.warning("owners or rights of objects are not stored: %s", error)
+            log.warning("owners or rights of objects could not be stored: %s", error)
 
     def describe(self) -> str:
         """Return the number of roles, for people."""
@@ -366,9 +372,10 @@ def _verifier(text: str) -> ScramVerifier | None:
 
 
 def _alteration(request: AlterRole, settings: Settings, *, by_itself: bool) -> ChangeRegistry:
-    """Return the change. `by_itself`: a role asks for it that is no administrator."""
+    """Return the change. `by_itself` means that the request comes from a role that is not an
+    administrator."""
     if request.add_token and len(request.add_token) != _DIGEST_BYTES:
-        raise InvalidUsage(f"the digest of a token has {_DIGEST_BYTES} bytes")
+        raise InvalidUsage(f"invalid token digest: expected {_DIGEST_BYTES} bytes")
     verifier = None if request.verifier is None else _verifier(request.verifier)
 
     def change(registry: RoleRegistry) -> RoleRegistry:
@@ -380,7 +387,7 @@ def _alteration(request: AlterRole, settings: Settings, *, by_itself: bool) -> C
         if request.drop_tokens:
             registry = registry.drop_tokens(request.name)
         if request.add_token:
-            # Here, and not when it came: a REVOKE may stand before it in the queue.
+            # Check it here and not on arrival: a REVOKE may be ahead of it in the queue.
             if by_itself and not registry.allows(request.name, CONNECT):
                 raise AccessDenied(AccessRules(registry).refusal(request.name, CONNECT))
             registry = registry.add_token(request.name, request.add_token, settings.role_tokens_max)

@@ -1,1 +1,1 @@
-"""Sessions: one actor a client connection, over a socket or in memory."""
+"""Sessions: one actor per client connection, over a socket or in memory."""

@@ -1,7 +1,7 @@
-"""A connection inside the process: the two ends of a client's link to its session.
+"""A connection within the process: the two ends of a client's link to its session.
 
-It behaves as a framed connection does: bounded both ways, so that a slow side stops the other, and
-closed for both when one end closes; messages sent before the close are still received.
+It behaves like a framed connection: bounded in both directions, so that a slow side stops the
+other, and closed in both when one end closes. Messages sent before the close are still received.
 """
 
 from __future__ import annotations
@@ -23,33 +23,36 @@ _END: Final = object()
 
 
 class MemoryConnection(Generic[S, R]):
-    """One end; `pair` makes both."""
+    """One end of the connection; `pair` makes both."""
 
     def __init__(self, peer: str, inbox: BoundedMailbox[Any], outbox: BoundedMailbox[Any]) -> None:
         self.peer = peer
         self._inbox = inbox
         self._outbox = outbox
         self._received: deque[Any] = deque()
+        """Messages taken from the inbox and not returned yet."""
         self._ended = False
+        """True once the other end has closed."""
         self._closed = False
+        """True once this end was closed."""
         self.session: OpenSession | None = None
-        """The session that the client has by this connection, on its end."""
+        """The session behind this connection; set on the client's end."""
 
     async def send(self, message: S | TracedMessage[S]) -> None:
-        """Send a message, perhaps with a trace context, waiting while the other side is slow.
+        """Send a message, optionally with a trace context, waiting while the other side is slow.
         Raises `ResourceClosed` or `ConnectionBroken`."""
         if self._closed:
             raise ResourceClosed(f"the connection to {self.peer} was closed by this side")
         try:
-            # The sender's own context does not count: a message that has one brings it.
+            # Do not attach the sender's own context: a message that needs one brings it.
             with use_context(None):
                 await self._outbox.send(message)
         except ResourceClosed:
             raise ConnectionBroken(f"{self.peer} closed the connection") from None
 
     def try_send(self, messages: Sequence[S | TracedMessage[S]]) -> int:
-        """Send as many of the first messages as possible without waiting; return their number.
-        Raises as `send`."""
+        """Send as many of the first messages as possible without waiting, and return their number.
+        Raises as `send` does."""
         if self._closed:
             raise ResourceClosed(f"the connection to {self.peer} was closed by this side")
         for count, message in enumerate(messages):
@@ -63,15 +66,15 @@ class MemoryConnection(Generic[S, R]):
         return len(messages)
 
     async def receive(self) -> Any:
-        """Return the next message, in a `TracedMessage` if it has a context. Raises
-        `ResourceClosed`, or `ConnectionBroken` when the other end is gone."""
+        """Return the next message, as a `TracedMessage` if it has a context. Raises
+        `ResourceClosed`, or `ConnectionBroken` if the other end is closed."""
         while not self._received:
             if self._closed:
                 raise ResourceClosed(f"the connection to {self.peer} was closed by this side")
             if self._ended:
                 raise ConnectionBroken(f"{self.peer} closed the connection")
             batch = await self._inbox.receive()
-            # The messages of this batch were sent before the end, and are returned first.
+            # The messages of this batch were sent before the close, so return them first.
             self._ended = self._ended or self._inbox.urgent is not None
             self._received.extend(batch)
         return self._received.popleft()
@@ -80,7 +83,7 @@ class MemoryConnection(Generic[S, R]):
         """Close both directions. Idempotent."""
         if not self._closed:
             self._closed = True
-            # The control lane has no bound: a full mailbox cannot delay the close.
+            # The control lane is unbounded, so a full mailbox cannot delay the close.
             self._outbox.control(_END)
             self._inbox.control(_END)
             self._inbox.close()

@@ -1,9 +1,10 @@
 """The client listener, and one session actor for each connection.
 
-A session sends Welcomed, then reads one request at a time and hands it to the controller; answers
-come back in any order and are written one at a time. At most `requests_in_flight_max` requests are
-open (`ResourceBusy` beyond). A peer that breaks the protocol gets one `RequestFailed` with request
-0, and its connection is closed. The controller watches a session, and ends its requests with it.
+A session sends Welcomed, then reads one request at a time and passes it to the controller. Answers
+arrive in any order and are written one at a time. At most `requests_in_flight_max` requests may be
+open (`ResourceBusy` beyond that). A peer that breaks the protocol gets one `RequestFailed` with
+request 0, then its connection is closed. The controller watches each session and ends its requests
+when it stops.
 """
 
 from __future__ import annotations
@@ -74,11 +75,11 @@ SERVICE_NAME: Final = "penstock"
 
 
 class SessionConnection(Protocol):
-    """A connection as a session needs it: a socket's, or one in memory."""
+    """A connection as a session needs it, over a socket or in memory."""
 
     @property
     def peer(self) -> str:
-        """Return the other side's address, for people."""
+        """Return the other side's address, for display."""
         ...
 
     async def send(self, message: Any, /) -> None:
@@ -86,7 +87,8 @@ class SessionConnection(Protocol):
         ...
 
     def try_send(self, messages: Sequence[Any], /) -> int:
-        """Send as many of the first messages as possible without waiting; return their number."""
+        """Send as many of the first messages as possible without waiting, and return their
+        number."""
         ...
 
     async def receive(self) -> Any:
@@ -117,17 +119,17 @@ class _WriteFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class _WelcomeTimedOut(msgspec.Struct, frozen=True, gc=False):
-    """The client has sent no Welcome in time."""
+    """The client did not send Welcome in time."""
 
 
 class _EndNow(msgspec.Struct, frozen=True, gc=False):
-    """The session is to end, though its client has not asked for it."""
+    """The session must end, though its client did not ask for it."""
 
     error: SessionEnded
 
 
 class _CancelAll(msgspec.Struct, frozen=True, gc=False):
-    """Whatever runs for the client is to be canceled."""
+    """Everything that runs for the client must be canceled."""
 
 
 _SessionMessage: TypeAlias = (
@@ -143,7 +145,7 @@ _SessionMessage: TypeAlias = (
 
 
 class ClientSession(Actor[_SessionMessage]):
-    """One connection of a client."""
+    """One client connection."""
 
     def __init__(
         self,
@@ -157,24 +159,30 @@ class ClientSession(Actor[_SessionMessage]):
         self._controller = controller
         self._settings = settings
         self._welcomed = False
+        """True once the client has sent Welcome."""
         self._open: dict[int, float] = {}
-        """Open requests, with the time at which each was read; 0: its duration is not counted."""
+        """Open requests by number, with the time at which each was read; 0 if its duration is not
+        counted."""
         self._refused: dict[int, RequestFailed] = {}
-        """Open requests that the controller is told to end, with their answers."""
+        """Open requests that the controller was told to end, with the answers to give then."""
         self._spans: dict[int, OpenSpan] = {}
         """Spans of open requests that are traced."""
         self._out: deque[tuple[ServiceMessage, str | None]] = deque()
-        """Answers with their trace contexts."""
+        """Answers to write, in order, each with its trace context."""
         self._out_bytes = 0
+        """Total size of `_out`."""
         self._writing = False
+        """True while an answer is being written."""
         self._reading: RunningEffect | None = None
+        """The effect that reads requests; None before the first read."""
         self._turn = asyncio.Event()
         """Set when the next request may be read."""
         self._expecting = False
-        """True while a request may be read and has not come."""
+        """True while a request may be read and none has arrived."""
         self._ending = False
+        """True once the session has begun to end: no more requests are read."""
         self._last_error: SessionEnded | None = None
-        """Error that ends the session when its open requests are answered."""
+        """Error that ends the session once its open requests are answered."""
 
     async def on_start(self) -> None:
         self._opened.path = self.ctx.path
@@ -199,7 +207,8 @@ class ClientSession(Actor[_SessionMessage]):
                 self._writing = False
                 self._out_bytes -= _size(answer)
                 if _is_one_of_many(answer):
-                    # Backpressure: only when this one was written, the controller sends the next.
+                    # Backpressure: the controller sends the next one only after this one was
+                    # written.
                     await self._delivered(answer.request, _size(answer))
                 self._write()
                 self._read()
@@ -211,25 +220,25 @@ class ClientSession(Actor[_SessionMessage]):
                 self._last_error = error
             case _EndNow(error):
                 self._drop_rows()
-                # A client that takes nothing must not delay it.
+                # A client that reads nothing must not delay it.
                 if self._writing:
                     self.ctx.stop()
                 else:
                     self._end(error)
             case _CancelAll():
                 for number in self._open:
-                    # The negative number is nobody's: its answer is dropped (`_answer`).
+                    # No client uses a negative number, so `_answer` drops the answer to it.
                     await self._submit(EndRequest(-number, number))
             case _WelcomeTimedOut():
                 if not self._welcomed and not self._ending:
-                    self._end(RemoteProtocolError("no Welcome in time"))
+                    self._end(RemoteProtocolError("no Welcome received in time"))
             case _:
                 self._answer(message)
 
     # -- reading -------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Let the next request come, unless too much waits to be written."""
+        """Let the next request arrive, unless too much is waiting to be written."""
         # Backpressure: a client that does not read its answers cannot send more requests.
         full = self._out_bytes > self._settings.frame_bytes_max
         if self._expecting or self._ending or full:
@@ -244,7 +253,7 @@ class ClientSession(Actor[_SessionMessage]):
             )
 
     async def _receive_all(self) -> None:
-        """Receive one request after the other, each when `_turn` is set."""
+        """Receive one request at a time, each once `_turn` is set."""
         while True:
             await self._turn.wait()
             self._turn.clear()
@@ -264,13 +273,13 @@ class ClientSession(Actor[_SessionMessage]):
             self._welcome(message)
             return
         if not self._welcomed:
-            self._end(RemoteProtocolError("the first frame of a connection is Welcome"))
+            self._end(RemoteProtocolError("the first frame of a connection must be Welcome"))
             return
         number = message.request
         if number in self._open or number <= 0:
             self._end(
                 RemoteProtocolError(
-                    f"request number {number} is in use already, or not greater than zero"
+                    f"invalid request number {number}: it is in use, or not greater than zero"
                 )
             )
             return
@@ -278,7 +287,7 @@ class ClientSession(Actor[_SessionMessage]):
         # A client at its limit must still be able to cancel.
         if len(self._open) >= limit and not isinstance(message, EndRequest):
             busy = ResourceBusy(
-                f"{limit} requests of this connection are open (requests_in_flight_max)"
+                f"too many open requests on this connection: {limit} (requests_in_flight_max)"
             )
             self._push(RequestFailed(number, *to_wire(busy)))
             return
@@ -291,15 +300,15 @@ class ClientSession(Actor[_SessionMessage]):
             await self._submit(message)
 
     def _note_begin(self, request: Request) -> None:
-        """Show a request as the statement that runs, unless a door shows its own."""
+        """Show a request as the running statement, unless the listener shows its own."""
         opened = self._opened
         opened.requests += 1
-        # A door knows the statement; this is one of the requests that it takes.
+        # A listener knows the statement; this is only one of the requests that it consists of.
         if opened.door == "client":
             opened.begin(_text_of(request))
 
     async def _submit(self, request: Request) -> None:
-        """Send a request to the controller; answer it if there is none."""
+        """Send a request to the controller, or answer it if the controller has stopped."""
         try:
             await self._controller.send(
                 SubmitRequest(
@@ -316,7 +325,7 @@ class ClientSession(Actor[_SessionMessage]):
         if opened is not None:
             opened.describe(request.request, objects_of(request), self.ctx.path)
             if isinstance(request, SubscribeObject):
-                opened.end()  # a subscribe has no end; its changes have traces of their own
+                opened.end()  # a subscribe does not end; its changes have their own traces
             else:
                 self._spans[request.request] = opened
         return opened
@@ -330,7 +339,7 @@ class ClientSession(Actor[_SessionMessage]):
 
     def _welcome(self, message: ClientHello) -> None:
         if self._welcomed:
-            self._end(RemoteProtocolError("Welcome comes once, as the first frame"))
+            self._end(RemoteProtocolError("Welcome may be sent only once, as the first frame"))
         elif message.version != PROTOCOL_VERSION:
             text = f"the client speaks version {message.version}, the service {PROTOCOL_VERSION}"
             self._end(IncompatibleVersion(text))
@@ -343,8 +352,8 @@ class ClientSession(Actor[_SessionMessage]):
     def _answer(self, answer: Answer) -> None:
         if answer.request in self._refused:
             return
-        # Numbers of clients are positive: this answers the session's own `EndRequest`, behind all
-        # that the controller sends for the refused request.
+        # Clients use positive numbers. This answers the session's own `EndRequest`, after
+        # everything that the controller sends for the refused request.
         if answer.request < 0:
             refused = self._refused.pop(-answer.request, None)
             if refused is None:
@@ -405,7 +414,7 @@ class ClientSession(Actor[_SessionMessage]):
         )
 
     def _write_at_once(self) -> None:
-        """Write the leading answers that the connection takes without waiting and that need no
+        """Write the first answers that the connection accepts without waiting and that need no
         `BytesDelivered`."""
         bare = 0
         while bare < len(self._out) and not _is_one_of_many(self._out[bare][0]):
@@ -415,7 +424,7 @@ class ClientSession(Actor[_SessionMessage]):
         try:
             count = self._connection.try_send([self._out[number][0] for number in range(bare)])
         except PenstockError:
-            return  # the effect of `_write` meets the same error, and handles it
+            return  # the effect of `_write` will meet the same error and handle it
         for _ in range(count):
             self._out_bytes -= _size(self._out.popleft()[0])
 
@@ -425,11 +434,12 @@ class ClientSession(Actor[_SessionMessage]):
         ):
             self.ctx.stop()
             return
-        # The answer was not sent at all, and the connection goes on: only this request fails.
+        # Nothing of the answer was sent, and the connection still works: only this request fails.
         refused = InvalidUsage(f"the answer is too large: {error}")
         failed = RequestFailed(answer.request, *to_wire(refused))
         if _is_one_of_many(answer):
-            # The controller waits for this answer's delivery, and has more: it ends the request.
+            # The controller has more and waits for this answer's delivery: tell it to end the
+            # request.
             self._refused[answer.request] = failed
             self._drop_waiting(answer.request)
             await self._submit(EndRequest(-answer.request, answer.request))
@@ -438,12 +448,12 @@ class ClientSession(Actor[_SessionMessage]):
             self._push(failed)
 
     def _drop_rows(self) -> None:
-        """Remove all answers that wait: the client's right to them is gone with its session."""
+        """Remove all waiting answers: the client lost its right to them with its session."""
         self._out.clear()
         self._out_bytes = 0
 
     def _drop_waiting(self, request: int) -> None:
-        """Remove a request's answers that wait: without the one before them they are wrong."""
+        """Remove a request's waiting answers: without the one before them they would be wrong."""
         kept = [
             (each, traceparent)
             for each, traceparent in self._out
@@ -459,7 +469,7 @@ class ClientSession(Actor[_SessionMessage]):
             self.ctx.stop()
 
     def _end(self, error: PenstockError) -> None:
-        """Send the peer its error, and close the connection when that was written."""
+        """Send the peer its error, and close the connection after that was written."""
         self._ending = True
         self._push(RequestFailed(0, *to_wire(error)))
 
@@ -486,7 +496,7 @@ def _size(message: ServiceMessage) -> int:
 
 
 def _text_of(request: Request) -> str:
-    """Return a request as text for people, without the rows and options that it holds."""
+    """Return a request as text for people, without its rows and options."""
     if isinstance(request, RunQuery | DescribeQuery | ExplainQuery | CreateView):
         return request.sql
     named = objects_of(request) if isinstance(request, Traced) else ""
@@ -500,22 +510,22 @@ def _peer_error(error: Exception) -> PenstockError:
 
 
 class ConnectionAccepted(msgspec.Struct, frozen=True, gc=False):
-    """A connection was accepted; `ended` is called when its session has stopped."""
+    """A connection was accepted. `ended` is called when its session has stopped."""
 
     connection: SessionConnection
     ended: Callable[[], Any]
 
 
 class ConnectInProcess(msgspec.Struct, frozen=True, gc=False):
-    """A client in this process wants a connection; answered with its end."""
+    """A client in this process wants a connection; answered with its end of it."""
 
     reply: ReplySlot[MemoryConnection[Any, Any]]
     role: str | None = None
-    """Role of all its requests; None: it is trusted."""
+    """Role of all its requests; None if it is trusted."""
     opened: OpenSession | None = None
-    """Its session, which a door has opened, and ends; None: it is opened here."""
+    """The session, if a listener has opened and will end it; None to open one here."""
     door: SessionDoor = "client"
-    """Door of a session that is opened here."""
+    """Listener of a session that is opened here."""
 
 
 class _SessionEnded(msgspec.Struct, frozen=True, gc=False):
@@ -530,7 +540,7 @@ _ServerMessage: TypeAlias = ConnectionAccepted | ConnectInProcess | _SessionEnde
 
 
 class ApiServer(Actor[_ServerMessage]):
-    """Accepts clients. `listener` is bound already (None: in process only)."""
+    """Accepts clients. `listener` is already bound; None to serve only clients in this process."""
 
     def __init__(
         self,
@@ -544,6 +554,7 @@ class ApiServer(Actor[_ServerMessage]):
         self._controller = controller
         self._settings = settings
         self._accepted = 0
+        """Number of clients accepted so far."""
 
     async def on_start(self) -> None:
         listener = self._listener
@@ -555,7 +566,7 @@ class ApiServer(Actor[_ServerMessage]):
             await self._listener.aclose()
 
     async def _converse(self, connection: Any) -> None:
-        """Start a session, and return when it has stopped: the listener's task keeps the
+        """Start a session and return when it has stopped: the listener's task keeps the
         connection."""
         ended = anyio.Event()
         await self.ctx.self.send(ConnectionAccepted(connection, ended.set))
@@ -586,7 +597,8 @@ class ApiServer(Actor[_ServerMessage]):
         *,
         own: bool,
     ) -> None:
-        """Start a session on a connection. `own`: it was opened here, and is closed here."""
+        """Start a session on a connection. `own` means that the session was opened here and is
+        closed here."""
         self._accepted += 1
         session = self.ctx.spawn(
             lambda: ClientSession(connection, self._controller, self._settings, opened),
@@ -594,7 +606,7 @@ class ApiServer(Actor[_ServerMessage]):
             # A session cannot outlive its connection, so it is never restarted.
             policy=STOP,
         )
-        # What a door has opened is told to the door, which has its client's connection.
+        # Whoever opened the session is notified: it has the client's connection.
         if own:
             opened.on_end = lambda error: session.reply(_EndNow(error))
             opened.on_cancel = lambda: session.reply(_CancelAll())

@@ -1,12 +1,13 @@
 """Group commit: carries out one group of writes for the table writer, at one time of the oracle.
 
-The order is the same for every group: fit the rows → look up the rows that they touch → apply in
-order → one oracle time → durable parts → ONE append over all written shards that moves the shared
-upper of all tables from `tables_upper` to ``time + 1`` → feed the arrangements → answer. A crash
-before the append leaves nothing; after it, everything.
+The order is the same for every group: fit the rows → look up the rows that they touch → apply the
+writes in order → take one oracle time → write durable parts → ONE append over all written shards,
+which moves the shared upper of all tables from `tables_upper` to ``time + 1`` → feed the
+arrangements → answer. A crash before the append leaves nothing of the group; a crash after it
+leaves all of it.
 
-One group at a time: the owner ensures that. A copy from files is a group of its own, whose parts
-are durable already: only the append is left (`commit_copy`).
+The caller commits one group at a time. A copy from files is a group of its own; its parts are
+already durable, so only the append remains (`commit_copy`).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ from actors.runtime.progress import TIME_MAX, Frontier, ObjectId, ShardId, Time
 from actors.runtime.settings import Settings
 
 LOOP_BYTES_MAX = 16 * 1024
-"""Bytes of a group that is worked on on the event loop, beyond which a thread is used: with one a
-commit of one row takes 2.6 × (November 2026)."""
+"""Largest group, in bytes, to process on the event loop; larger ones use a thread. With a thread,
+committing one row takes 2.6 × as long (November 2026)."""
 
 log = logging.getLogger("penstock.controller")
 
@@ -72,28 +73,29 @@ class OracleReservation(msgspec.Struct, frozen=True):
 
 
 class TimestampOracle:
-    """Gives strictly increasing times, and the reservations that they need first.
+    """Gives strictly increasing times, and says which reservation each needs first.
 
-    A time is ``max(wall clock, last + 1)``. No time is given out before a reservation beyond it is
-    durable under the consensus key `oracle`. Reserving ahead (`oracle_reserve_ms`) makes it one
-    durable write for many times.
+    A time is ``max(wall clock, last + 1)``. It is given out only once a reservation beyond it is
+    durable under the consensus key `oracle`. Reserving ahead (`oracle_reserve_ms`) lets one durable
+    write cover many times.
 
-    Times strictly increase over all restarts; a wall clock that jumps back or stands still only
-    makes times denser than milliseconds would be. The oracle is pure: the owner feeds it the clock
-    and carries out the reservations it asks for (`DurableOracle` does both). It does not order
-    reads: those name a time that was written.
+    Times strictly increase across all restarts. If the wall clock jumps back or stops, times only
+    get ahead of it, one millisecond per write. The oracle is pure: its owner supplies the clock and
+    carries out the reservations (`DurableOracle` does both). It does not order reads: they name a
+    time that was written.
     """
 
     def __init__(self, reserved: Time, reserve_ms: int) -> None:
         # An earlier process may have given out any time below its reservation.
         self.last: Time = reserved - 1
         self.reserved: Time = reserved
+        """Times below this may be given out: the last durable reservation."""
         self._reserve_ms = reserve_ms
 
     def candidate(self, now_ms: int, at: Time | None = None) -> Time:
-        """Return the time that would be given now, or `at` itself when tests drive the oracle.
+        """Return the time that would be given now, or `at` itself when a test sets the time.
 
-        Raises `InvalidUsage` when `at` is not later than every time given before.
+        Raises `InvalidUsage` if `at` is not later than every time given before.
         """
         if at is None:
             return max(now_ms, self.last + 1)
@@ -102,22 +104,24 @@ class TimestampOracle:
         return at
 
     def reservation(self, time: Time) -> Time | None:
-        """Return the reservation that must be durable before `time` is given; None: it is."""
+        """Return the reservation that must be durable before `time` may be given, or None if there
+        is one."""
         return None if time < self.reserved else time + self._reserve_ms
 
     def reserve(self, reserved: Time) -> None:
-        """Note that the reservation is durable."""
+        """Record that the reservation is durable."""
         self.reserved = max(self.reserved, reserved)
 
     def give(self, time: Time) -> Time:
-        """Give `time` out."""
+        """Give `time` out: later times are greater."""
         assert self.last < time < self.reserved, (self.last, time, self.reserved)
         self.last = time
         return time
 
 
 def decode_reservation(data: bytes) -> Time:
-    """Return the reserved time. Raises `StateDirectoryError` for a newer format, `CorruptData`."""
+    """Return the reserved time of a record. Raises `StateDirectoryError` for a newer format,
+    `CorruptData`."""
     what = "the oracle's record"
     return decode_document(
         ORACLE_KEY, data, OracleReservation, what=what, format=FORMAT_VERSION
@@ -138,17 +142,19 @@ def fenced(expected: int | None) -> WriterFenced:
 
 
 class DurableOracle:
-    """The oracle with its reservation under a consensus key."""
+    """A timestamp oracle that stores its reservation under a consensus key."""
 
     def __init__(self, persist: PersistClient, clock: ActorClock, settings: Settings) -> None:
         self._persist = persist
         self._clock = clock
         self._reserve_ms = settings.oracle_reserve_ms
         self._oracle: TimestampOracle | None = None
+        """The oracle; None until the record was read, and again after a failed reservation."""
         self._seqno: int | None = None
+        """Sequence number of the record; None if it does not exist."""
 
     async def next(self, at: Time | None = None) -> Time:
-        """Return the next time, after its reservation is durable. Raises `WriterFenced`,
+        """Return the next time, once its reservation is durable. Raises `WriterFenced`,
         `StorageError`."""
         if self._oracle is None:
             head = await self._persist.head(ORACLE_KEY)
@@ -159,8 +165,7 @@ class DurableOracle:
         time = oracle.candidate(self._clock.now_ms(), at)
         wanted = oracle.reservation(time)
         if wanted is not None:
-            # Until the set has succeeded nothing is known: after a failure the record is read
-            # again.
+            # Until the set has succeeded the record is unknown: after a failure it is read again.
             self._oracle = None
             record = CompareAndSet(ORACLE_KEY, self._seqno, encode_reservation(wanted))
             if not await self._persist.compare_and_set([record]):
@@ -180,18 +185,18 @@ class CommitOutcome(msgspec.Struct, frozen=True):
     """The result of a group."""
 
     outcomes: tuple[int | PenstockError, ...]
-    """Number of rows changed by each write, or its error."""
+    """For each write the number of changed rows, or its error."""
     time: Time
     upper: Frontier
     """Shared upper of the tables after the group."""
     shards: tuple[ShardId, ...] = ()
     """Shards that were appended to."""
     repeated: bool = False
-    """True if the copy had been appended before, at `time`."""
+    """True if the copy was already appended earlier, at `time`."""
 
 
 class PlannedWrite(msgspec.Struct, frozen=True):
-    """One write of a group: its changes with the tables they name."""
+    """One write of a group: its changes, each with its resolved table."""
 
     changes: tuple[tuple[TableTarget, TableChange], ...]
 
@@ -212,13 +217,15 @@ class WriteGroupCommit:
         self._settings = settings
         self._oracle = DurableOracle(persist, clock, settings)
         self._upper: Frontier | None = None
+        """Shared upper of the tables; None if it must be read from the store, at first and after a
+        failure."""
         self._altered: dict[ObjectId, TableTarget] = {}
-        """Tables that were given columns: what was queued before is fitted to these."""
+        """Tables that got columns: writes queued before are fitted to these."""
 
     async def commit(self, writes: Sequence[PlannedWrite], at: Time | None = None) -> CommitOutcome:
-        """Commit a group. Each write's own error is in the outcome; an error that fails the whole
-        group (a store, a fence) is raised, and then no write of it was done unless the error is
-        indeterminate."""
+        """Commit a group. The outcome contains each write's own error. An error that fails the
+        whole group (from a store, or fencing) is raised; unless it is indeterminate, no write of
+        the group took effect."""
         upper = await self._known_upper()
         small = _bytes_of(writes) <= LOOP_BYTES_MAX
         if self._contents.feeds_many:
@@ -231,11 +238,11 @@ class WriteGroupCommit:
             if keys_wanted(changes) is not None:
                 await self._contents.ensure(changes[0].target, upper)
         group, outcomes = await self._worked(small, lambda: self._apply(fitted, targets))
-        # Every write was refused: no time is spent on the group.
+        # Every write was refused: do not spend a time on the group.
         if writes and all(isinstance(outcome, PenstockError) for outcome in outcomes):
             return CommitOutcome(tuple(outcomes), max(0, upper - 1), upper)
         time = await self._next_time(upper, at)
-        # Known again only when the append has succeeded: after a failure the next group reads the
+        # Set again only once the append has succeeded: after a failure the next group reads the
         # upper from the store and rebuilds the arrangements (`_known_upper`).
         self._upper = None
         shards = await self._append(group, targets, time, upper, small=small)
@@ -243,22 +250,23 @@ class WriteGroupCommit:
         return CommitOutcome(tuple(outcomes), time, time + 1, shards)
 
     async def _worked(self, small: bool, work: Callable[[], T]) -> T:
-        """Do a step of a group: a small one here, since a thread costs more than its few rows."""
-        # Far below a millisecond: the loop waits less for it than for the thread's answer.
+        """Run one step of a group, on the event loop if the group is small."""
+        # This takes far less than a millisecond: a thread would hold up the loop for longer.
         return work() if small else await self._clock.run_blocking(work)
 
     def _fitted(
         self, writes: Sequence[PlannedWrite]
     ) -> list[tuple[FittedChange, ...] | PenstockError]:
-        """Feed the arrangements what was written if that is due, and fit the rows of this group."""
+        """Feed earlier writes to the arrangements if that is due, and fit the rows of this
+        group."""
         self._contents.feed_due()
-        # One time for all: what is written together is written at one time.
+        # One clock reading for all: writes of one group have the same time.
         micros = self._clock.now_ms() * 1000
         return [_fit(write, self._altered, micros) for write in writes]
 
     async def commit_copy(self, copy: StagedCopy) -> CommitOutcome:
         """Append staged parts at a time of their own, without reading them: `staged.claim_parts`
-        has read their keys. A copy whose uuid was appended before is not appended again. Raises as
+        has read their keys. A copy whose uuid was already appended is not appended again. Raises as
         `commit` does, and `DuplicateKey`; the parts are then discarded, unless they may have been
         appended."""
         try:
@@ -273,8 +281,8 @@ class WriteGroupCommit:
         upper = await self._known_upper()
         await self._clock.run_blocking(self._contents.feed_written)
         state = await self._persist.state(target.shard)
-        # Checked again here: an earlier try of this uuid may have been appended since the request
-        # came.
+        # Check again: since the request arrived, an earlier attempt with this uuid may have been
+        # appended.
         before = state.copied(copy.uuid)
         if before is not None:
             await self._persist.discard_parts(copy.parts)
@@ -289,7 +297,8 @@ class WriteGroupCommit:
         self._upper = None
         parts = tuple(placed(part, time) for part in copy.parts)
         done = CopyCommitted(copy.uuid, copy.rows, time)
-        # The shard's record remembers the copy in the same set: a retry finds it (idempotency).
+        # The shard's record remembers the copy in the same set, so that a retry finds it
+        # (idempotency).
         append = ShardAppend(target.shard, state.upper, time + 1, parts, copied=done)
         result = await self._persist.append([append], tables_upper=(upper, time + 1))
         if isinstance(result, UpperMismatch):
@@ -370,7 +379,7 @@ class WriteGroupCommit:
         appends: list[ShardAppend] = []
         try:
             for target, table in written:
-                # A table's own upper stays behind the shared one while only other tables are
+                # A table's own upper lags behind the shared one while only other tables are
                 # written.
                 own = (await self._persist.state(target.shard)).upper
                 parts = await self._persist.write_parts(target.shard, table)
@@ -383,7 +392,7 @@ class WriteGroupCommit:
         if isinstance(result, UpperMismatch):
             await self._discard(appends)
             raise _other_service(result)
-        # A later group or read feeds the arrangements: these writers need not wait for that.
+        # A later group or read feeds the arrangements, so these writers need not wait for it.
         self._contents.note_written(written, time + 1)
         return tuple(target.shard for target, _ in written)
 
@@ -396,15 +405,15 @@ class WriteGroupCommit:
         await self._clock.run_blocking(lambda: self._contents.forget(id_))
 
     async def alter(self, target: TableTarget, work: Callable[[], Awaitable[T]]) -> T:
-        """Carry out the work that gives a table other columns, and take those from then on."""
-        # Whatever comes of it: one that is dropped is built again.
+        """Run the work that gives a table other columns, and use those from then on."""
+        # Drop the arrangement whether or not the work succeeds: it is rebuilt when needed.
         await self.forget(target.id)
         done = await work()
         self._altered[target.id] = target
         return done
 
     async def arrange(self, target: TableTarget) -> None:
-        """Build a table's arrangement, and feed it all that was written."""
+        """Build a table's arrangement, up to and including the latest write."""
         target = self._altered.get(target.id, target)
         upper = await self._known_upper()
         await self._clock.run_blocking(self._contents.feed_written)
@@ -418,13 +427,13 @@ class WriteGroupCommit:
 def _other_service(found: UpperMismatch) -> WriterFenced:
     return WriterFenced(
         f"another service wrote to these tables: expected upper {found.expected} of "
-        f"{found.shard}, found {found.current}; nothing was written, try again",
+        f"{found.shard}, found {found.current}; nothing was written, so try again",
         determinate=True,
     )
 
 
 def _bytes_of(writes: Sequence[PlannedWrite]) -> int:
-    """Return the bytes of all rows of a group."""
+    """Return the size of all rows of a group, in bytes."""
     changes = (change for write in writes for _, change in write.changes)
     parts = (part for each in changes for part in (each.insert, each.delete, each.update))
     return sum(len(part) for part in parts if part is not None)
@@ -441,7 +450,7 @@ def _fit(
     except PenstockError as error:
         return error
     except (pa.ArrowException, ValueError, OverflowError) as error:
-        return TypeMismatch(f"rows that cannot be read: {error}")
+        return TypeMismatch(f"cannot read the rows: {error}")
 
 
 def _targets(

@@ -1,12 +1,14 @@
-"""Copies from files into tables (COPY FROM): the cluster reads each once, then one append adds it.
+"""Copies from files into tables (COPY FROM): the cluster reads each file once, then one append adds
+all rows.
 
-A copy is checked, and its uuid looked up: one that was done before gets its old answer. Then the
-cluster stages the rows. The staged parts are prepared beside the write path (`staged.claim_parts`),
-then given to the table writer, which appends them in one compare-and-append. A cluster that
-reconnects is asked again for the copies that are being read, by the same names (`commands`).
+A copy is checked and its uuid looked up: a copy that is already complete gets its old answer. Then
+the cluster stages the rows. The staged parts are prepared outside the write path
+(`staged.claim_parts`), then passed to the table writer, which appends them in one
+compare-and-append. A cluster that reconnects is asked again, by the same names, for the copies
+still being read (`commands`).
 
-A copy ends once: by its rows, an error, its client's leaving, or the drop of its table; then the
-cluster forgets it. The service has `copies_max` of them.
+A copy ends once: with its rows, an error, the disconnection of its client, or the drop of its
+table; then the cluster forgets it. At most `copies_max` run at a time.
 """
 
 from __future__ import annotations
@@ -53,11 +55,11 @@ from actors.runtime.progress import Frontier
 from actors.runtime.settings import TOKEN_BYTES_MAX
 
 KIND = "files"
-"""Kind of the request's configuration."""
+"""Kind in the request's configuration."""
 
 
 class CopyFound(CopyTurn, frozen=True, gc=False):
-    """Result of the uuid's lookup: the copy that was done before, if any, or an error."""
+    """Result of looking up the uuid: the earlier copy, if there was one, or an error."""
 
     name: str
     done: CopyCommitted | None = None
@@ -80,12 +82,15 @@ class _Copy(msgspec.Struct, eq=False):
     command: RunOneshotIngestion
     rights: HeldRights
     state: str = "beginning"
-    far: CopyFromProgress | None = None
+    """Current activity of the copy, for people."""
+    progress: CopyFromProgress | None = None
+    """Latest progress that the cluster reported."""
     news: CopyFromProgress | None = None
     """Progress that was not sent to the client yet."""
-    telling: bool = False
+    report_in_flight: bool = False
+    """True while a progress report is on its way to the client."""
     left: bool = False
-    """True if no client waits for the outcome any more."""
+    """True once no client waits for the outcome any more."""
 
     @property
     def name(self) -> str:
@@ -101,7 +106,7 @@ class _Copy(msgspec.Struct, eq=False):
 
 
 class CopiesFrom(OpenRequests[_Copy]):
-    """All running copies from files. `target` returns a catalog entry as a table to write, or
+    """All running copies from files. `target` returns the table to write for a catalog entry, or
     raises the reason why it cannot be written."""
 
     def __init__(
@@ -110,37 +115,39 @@ class CopiesFrom(OpenRequests[_Copy]):
         target: Callable[[CatalogObject], TableTarget],
         link: ReplicaLink | None,
     ) -> None:
-        """`link` leads to the cluster's storage half; None: there is none."""
+        """Start without copies. `link` leads to the cluster's storage half; None if there is
+        none."""
         super().__init__()
         self._state = state
         self._target = target
         self._link = link
         self._copies: dict[str, _Copy] = {}
+        """Running copies by the name that the cluster knows them under."""
 
-    # -- beginning -----------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
 
     def copy(
         self, session: ActorAddress[Any], request: CopyFromFiles, rights: HeldRights = TRUSTED
     ) -> None:
-        """Begin a copy, which needs these rights. Raises `InvalidUsage` and its children, and
+        """Start a copy, which needs these rights. Raises `InvalidUsage` and its subclasses, and
         `ResourceBusy`."""
         state, limit = self._state, self._state.settings.copies_max
         target = self._target(state.catalog.find(request.table))
         if self._link is None:
-            raise InvalidUsage("this service reads nothing from outside")
+            raise InvalidUsage("this service cannot read external files")
         check_options(request.format, request.options)
         if not request.path:
-            raise InvalidUsage("the path of the files is empty")
+            raise InvalidUsage("invalid path of the files: it is empty")
         if not 0 < len(request.uuid.encode()) <= TOKEN_BYTES_MAX:
-            raise InvalidUsage(f"the copy's uuid must have 1 to {TOKEN_BYTES_MAX} bytes")
-        # Otherwise both could find that the uuid was not done yet, and append it twice.
+            raise InvalidUsage(f"invalid uuid of the copy: expected 1 to {TOKEN_BYTES_MAX} bytes")
+        # Otherwise both could find that the uuid is new, and append it twice.
         if any(each.request.uuid == request.uuid for each in self._copies.values()):
             raise ResourceBusy(
-                f"copy {request.uuid} is under way: ask for it again when it has ended"
+                f"copy {request.uuid} is already running: repeat it once it has ended"
             )
         if len(self._copies) >= limit:
             raise ResourceBusy(
-                f"{limit} copies from files are under way (copies_max): try again later"
+                f"{limit} copies from files are running (copies_max): try again later"
             )
         assert request.format in OPTIONS
         values = known_values(target.defaults, target.schema, state.ctx.now_ms() * 1000)
@@ -156,7 +163,7 @@ class CopiesFrom(OpenRequests[_Copy]):
             else b"",
             computed=tuple(sorted(target.defaults.keys() - values)),
         )
-        # The cluster gets a fresh name, since a client may repeat its uuid.
+        # The cluster gets a new name, since a client may repeat its uuid.
         command = RunOneshotIngestion(
             f"{state.transient_id()}-{state.ctx.random.getrandbits(64):016x}",
             target.id,
@@ -195,7 +202,7 @@ class CopiesFrom(OpenRequests[_Copy]):
         if message.error is not None:
             self._finish(made, message.error)
         elif message.done is not None:
-            # If that append's outcome was unknown, the controller has not heard of its upper.
+            # If that append's outcome was unknown, the controller has not been told of its upper.
             self._state.ctx.self.reply(TablesAdvanced(message.tables_upper))
             self._done(made, message.done.rows, message.done.time, repeated=True)
         else:
@@ -203,7 +210,7 @@ class CopiesFrom(OpenRequests[_Copy]):
             self._push(made.command)
 
     def commands(self) -> list[RunOneshotIngestion]:
-        """Return the copies that a fresh connection must stage."""
+        """Return the requests for copies that a new connection must stage."""
         return [made.command for made in self._copies.values() if made.state == "reading"]
 
     def _push(self, command: Command) -> None:
@@ -231,28 +238,27 @@ class CopiesFrom(OpenRequests[_Copy]):
         )
 
     def _progress(self, made: _Copy, progress: CopyFromProgress) -> None:
-        made.far = progress
+        made.progress = progress
         if made.request.progress:
             made.news = progress
             self._tell(made)
 
     def _tell(self, made: _Copy) -> None:
-        if made.news is not None and not made.telling and not made.left:
+        if made.news is not None and not made.report_in_flight and not made.left:
             made.session.reply(made.news)
-            made.news, made.telling = None, True
+            made.news, made.report_in_flight = None, True
 
     def delivered(self, session: str, request: int) -> bool:
-        """Note that the client was sent a report, and send the next. Return False if there is no
-        such copy."""
+        """The client was sent a report: send the next. Return False if there is no such copy."""
         made = self._open.get((session, request))
         if made is None:
             return False
-        made.telling = False
+        made.report_in_flight = False
         self._tell(made)
         return True
 
     def staged(self, response: StagedBatches, *, present: bool) -> None:
-        """Take the cluster's answer, from the `present` connection or a former one."""
+        """Take the cluster's answer. `present` is False if it came over a former connection."""
         result = response.result
         parts = parts_of(result) if isinstance(result, FilesStaged) else ()
         made = self._copies.get(response.uuid)
@@ -263,7 +269,7 @@ class CopiesFrom(OpenRequests[_Copy]):
             # Two connections may report the same parts, so they must not be discarded here: parts
             # that are not claimed in time become orphans.
             return
-        # The answer is here: removes the request from the histories.
+        # The answer has arrived: remove the request from the histories.
         self._push(CancelOneshotIngestion(made.name))
         made.state = "appending"
         if not isinstance(result, FilesStaged):
@@ -298,7 +304,7 @@ class CopiesFrom(OpenRequests[_Copy]):
             self._state.writer.send_nowait(AppendCopy(made.name, copy))
         except (PenstockError, WouldBlock) as error:
             self._discard(copy.parts)
-            late = ResourceBusy("too many writes wait already: try again later")
+            late = ResourceBusy("too many writes are waiting: try again later")
             self._finish(made, late if isinstance(error, WouldBlock) else error)
 
     def _appended(self, message: CopyAppended) -> None:
@@ -318,7 +324,7 @@ class CopiesFrom(OpenRequests[_Copy]):
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of ``penstock.copies_from``."""
         for made in self._copies.values():
-            request, far = made.request, made.far
+            request, far = made.request, made.progress
             files = (None, None) if far is None else (far.files_done, far.files)
             read = (None, None) if far is None else (far.bytes_done, far.bytes)
             own = made.session.path, request.request, made.target.name, request.path
@@ -333,7 +339,7 @@ class CopiesFrom(OpenRequests[_Copy]):
             if isinstance(error, UnknownObject):
                 return  # the writer has the copy: its outcome follows
             if error is not None:
-                # The writer has the copy, which can no longer be canceled: it may be appended.
+                # The writer has the copy and may be appending it, so it can no longer be canceled.
                 error.determinate = False
                 reply_error(made.session, made.number, error)
             made.left = True

@@ -1,12 +1,13 @@
-"""A group of writes applied in order to the tables' contents: rules of keys, and exact updates.
+"""Applies a group of writes in order to the tables' contents: checks keys and makes exact updates.
 
-`fit_change` fits one change's rows to its table. `keys_wanted` returns the keys of the present rows
-that the group can touch; they are looked up once for the whole group and loaded into the table's
-overlay. `WriteGroup.apply` then applies one write after the other, each on top of the former ones.
+`fit_change` fits one change's rows to its table. `keys_wanted` returns the keys of the existing
+rows that the group can touch; they are looked up once for the whole group and loaded into the
+table's overlay. `WriteGroup.apply` then applies the writes one by one, each on top of the previous
+ones.
 
-Rules: keyed tables hold one row a key (`DuplicateKey`, `AbsentRow`); bags hold rows with counts,
-and only rows that are there can be deleted (`AbsentRow`). Retractions are the stored row bit by
-bit. Invariant: overlaid on the old contents, `updates` leaves no negative count and no key twice.
+Rules: keyed tables hold one row per key (`DuplicateKey`, `AbsentRow`); bags hold rows with counts,
+and only existing rows can be deleted (`AbsentRow`). A retraction equals the stored row bit by bit.
+Invariant: applied to the old contents, `updates` leaves no negative count and no duplicate key.
 Pure: it reads no store and no clock.
 """
 
@@ -49,8 +50,8 @@ class TableTarget(msgspec.Struct, frozen=True):
 
 
 def check_definitions(changes: Sequence[tuple[TableTarget, TableChange]]) -> None:
-    """Raise `DefinitionChanged` for a writer that has made its rows for other columns than a table
-    has, or filled them with other defaults."""
+    """Raise `DefinitionChanged` if a writer made its rows for other columns than a table has now,
+    or filled them with other defaults."""
     for target, change in changes:
         for what, known, now in (
             ("columns", change.columns, target.schema.digest),
@@ -58,7 +59,7 @@ def check_definitions(changes: Sequence[tuple[TableTarget, TableChange]]) -> Non
         ):
             if known is not None and known != now:
                 raise DefinitionChanged(
-                    f"the {what} of table {target.name} have changed meanwhile: write again"
+                    f"the {what} of table {target.name} have changed in the meantime: write again"
                 )
 
 
@@ -72,10 +73,10 @@ class FittedChange(msgspec.Struct, frozen=True):
 
 
 def check_distinct(target: TableTarget, keys: pa.Table, who: str) -> None:
-    """Raise `DuplicateKey` when two rows have the same key; `who` brings them."""
+    """Raise `DuplicateKey` if two rows have the same key. `who` says where the rows come from."""
     if keys.num_rows < 2:
         return
-    # Only rows whose hashes occur twice are compared as Python values: many rows have few.
+    # Compare only rows whose hashes occur twice as Python values: usually there are few.
     hashes = row_hashes(keys)
     order = np.argsort(hashes, kind="stable")
     same = hashes[order][1:] == hashes[order][:-1]
@@ -87,15 +88,15 @@ def check_distinct(target: TableTarget, keys: pa.Table, who: str) -> None:
     for row, key in enumerate(identities(rows, target.schema.key)):
         if key in seen:
             raise DuplicateKey(
-                f"table {target.name}: {who} a PRIMARY KEY twice: "
+                f"table {target.name}: {who} a duplicate PRIMARY KEY: "
                 f"{describe_key(target.schema.key, rows, row)}"
             )
         seen.add(key)
 
 
 def lookup_key(schema: TableSchema) -> tuple[str, ...]:
-    """Return the columns by which a table's contents are arranged: its key; of a bag all columns
-    that are not nested (none: it is scanned)."""
+    """Return the columns by which a table's contents are arranged: its key, or for a bag all
+    columns that are not nested. If there are none, the table is scanned."""
     if schema.key:
         return schema.key
     return tuple(c.name for c in schema.columns if not pa.types.is_nested(arrow_type(c.type)))
@@ -113,12 +114,12 @@ def fit_change(
         target: The table.
         change: Its change.
         defaults: Defaults of the columns that inserted rows leave out.
-        now_micros: The time of the write, for the defaults that are its time.
+        now_micros: The time of the write, for defaults that use it.
 
     Raises:
         InvalidUsage: Rows of a bag are updated, or a column is left out whose default only Spark
-            computes.
-        MalformedFrame: The rows are no Arrow stream.
+            can compute.
+        MalformedFrame: The rows are not an Arrow stream.
         TypeMismatch: A value does not fit its column.
     """
     schema = target.schema
@@ -131,14 +132,14 @@ def fit_change(
             insert = fit(target.name, schema, rows)
     if change.delete is not None:
         rows = from_ipc(change.delete)
-        # A keyed row is named by its key; other columns may be left out.
+        # The key identifies a row of a keyed table; other columns may be left out.
         named = _named(target, rows, "delete") if schema.key else None
         delete = fit(target.name, schema, rows, named)
     if change.update is not None:
         if not schema.key:
             raise InvalidUsage(
-                f"table {target.name} has no PRIMARY KEY, by which rows are updated: delete and "
-                f"insert instead"
+                f"table {target.name} has no PRIMARY KEY, which updates need: delete and insert "
+                f"instead"
             )
         rows = from_ipc(change.update)
         update = fit(target.name, schema, rows, _named(target, rows, "update"))
@@ -152,8 +153,9 @@ def _filled(
     defaults: ColumnDefaults,
     now_micros: int,
 ) -> pa.Table:
-    """Return rows that fit the table, with the defaults of what they leave out: a column, or by
-    `left_out` some rows of it. Raises as `fit`, and `InvalidUsage` if only Spark computes one."""
+    """Return rows that fit the table, with defaults for what they leave out: a whole column, or by
+    `left_out` some values of it. Raises as `fit` does, and `InvalidUsage` if only Spark can compute
+    a default."""
     name, schema = target.name, target.schema
     values = known_values(defaults, schema, now_micros)
     masks = {} if left_out is None else _masks(rows, left_out)
@@ -161,19 +163,19 @@ def _filled(
     for column in defaults.keys() - values:
         if fold(column) not in whole:
             raise InvalidUsage(
-                f"table {name}, column {column}: its default, {defaults[column].text}, is computed "
-                f"by SQL alone: give the column, or write the rows by INSERT"
+                f"table {name}, column {column}: only SQL can compute its default, "
+                f"{defaults[column].text}: give the column a value, or write with INSERT"
             )
     filling = {each: mask for each in values if (mask := masks.get(fold(each))) is not None}
     if not filling:
         return fit(name, schema, rows, defaults=values)
-    # What is left out may be NULL until it is filled.
+    # A value that was left out may be NULL until it is filled in.
     loose = TableSchema(tuple(replace(each, nullable=True) for each in schema.columns), schema.key)
     fitted = fit(name, loose, rows, defaults=values)
     for column, mask in filling.items():
         place = fitted.column_names.index(column)
         chunks = [*fitted.column(place).chunks, pa.array([values[column]])]
-        # The default stands behind the last row.
+        # The default is appended as the last row.
         numbers = np.where(mask, fitted.num_rows, np.arange(fitted.num_rows))
         filled = pa.chunked_array(chunks).take(pa.array(numbers))
         fitted = fitted.set_column(place, fitted.schema.field(place), filled)
@@ -181,29 +183,32 @@ def _filled(
 
 
 def _masks(rows: pa.Table, left_out: bytes) -> dict[str, np.ndarray]:
-    """Return by folded names which rows leave a column out. Raises `MalformedFrame`."""
+    """Return, by case-folded column name, which rows leave the column out. Raises
+    `MalformedFrame`."""
     masks = from_ipc(left_out)
     if masks.num_rows != rows.num_rows or set(masks.schema.types) - {pa.bool_()}:
-        raise MalformedFrame(f"the columns that {rows.num_rows} rows leave out are no booleans")
+        raise MalformedFrame(
+            f"invalid mask of left-out columns: expected booleans for {rows.num_rows} rows"
+        )
     return {fold(name): masks[name].to_numpy() for name in masks.column_names}
 
 
 def _named(target: TableTarget, rows: pa.Table, what: str) -> Sequence[str]:
-    """Return the columns that are given, which must include the key. Raises `TypeMismatch`."""
+    """Return the names of the given columns, which must include the key. Raises `TypeMismatch`."""
     given = {fold(name) for name in rows.column_names}
     for name in target.schema.key:
         if fold(name) not in given:
             raise TypeMismatch(
-                f"table {target.name}, column {name}: {what} names rows by PRIMARY KEY "
-                f"({', '.join(target.schema.key)}), and this column is not given"
+                f"table {target.name}, column {name}: {what} needs all columns of the PRIMARY KEY "
+                f"({', '.join(target.schema.key)}), and this one is missing"
             )
     names: Sequence[str] = rows.column_names
     return names
 
 
 def keys_wanted(changes: Sequence[FittedChange]) -> pa.Table | None:
-    """Return the lookup keys of all present rows that these changes of one table can touch; None if
-    they touch none (a bag without deletes)."""
+    """Return the lookup keys of all existing rows that these changes of one table can touch, or
+    None if they touch none (a bag without deletes)."""
     schema = changes[0].target.schema
     key = lookup_key(schema)
     wanted: list[pa.Table] = []
@@ -214,19 +219,23 @@ def keys_wanted(changes: Sequence[FittedChange]) -> pa.Table | None:
 
 
 class TableOverlay(ABC):
-    """One table during one group: rows by number, staged changes, and emitted updates."""
+    """One table during one group: numbered rows, staged changes, and emitted updates."""
 
     def __init__(self, target: TableTarget) -> None:
         self.target = target
         self.schema = target.schema
         self._pool: list[pa.Table] = []
+        """Tables of rows; the number of a row is its position over all of them."""
         self._pooled = 0
+        """Number of rows in `_pool`."""
         self._emitted: list[tuple[int, int, int]] = []
-        """Numbers of rows, from a first to before a last one, and their weight."""
+        """Updates of successful writes: ranges of row numbers (first, one past last) and their
+        weight."""
         self._staged_emits: list[tuple[int, int, int]] = []
+        """Updates of the write being applied, in the same form."""
 
     def _add(self, rows: pa.Table) -> int:
-        """Number the rows and return the first one's number."""
+        """Number the rows, and return the number of the first one."""
         base = self._pooled
         self._pool.append(rows)
         self._pooled += rows.num_rows
@@ -241,15 +250,15 @@ class TableOverlay(ABC):
 
     @abstractmethod
     def load(self, wanted: pa.Table, found: pa.Table) -> None:
-        """Load the present contents: updates of (a superset of) the rows with a wanted lookup
-        key."""
+        """Load existing contents: updates of the rows with a wanted lookup key, and perhaps of
+        others."""
 
     @abstractmethod
     def change(self, change: FittedChange) -> int:
         """Stage one change. Return how many rows it changes."""
 
     def commit(self) -> None:
-        """Accept the staged changes of a write that succeeded."""
+        """Keep the staged changes of a write that succeeded."""
         self._emitted += self._staged_emits
         self._staged_emits = []
 
@@ -258,8 +267,8 @@ class TableOverlay(ABC):
         self._staged_emits = []
 
     def updates(self, time: Time) -> pa.Table:
-        """Return all updates of the group's successful writes, at `time`; consolidated if one is
-        negative."""
+        """Return all updates of the group's successful writes, at `time`. They are consolidated if
+        any is negative."""
         schema = self.schema.arrow_updates()
         if not self._emitted:
             return schema.empty_table()
@@ -285,15 +294,17 @@ def _contents(found: pa.Table) -> pa.Table:
 
 
 class KeyedOverlay(TableOverlay):
-    """A table with a PRIMARY KEY: the number of each key's row."""
+    """A table with a PRIMARY KEY: the row number of each key."""
 
     def __init__(self, target: TableTarget) -> None:
         super().__init__(target)
         self._current: dict[Hashable, int] = {}
+        """Row number of each key after the successful writes."""
         self._staged: dict[Hashable, int | None] = {}
+        """Changes of the write being applied: the new row number of a key, or None if deleted."""
 
     def load(self, wanted: pa.Table, found: pa.Table) -> None:
-        # Keys that are all new, as most are that are inserted.
+        # All keys are new, as is usual for inserts.
         if not found.num_rows:
             return
         asked = set(identities(wanted, self.schema.key))
@@ -301,7 +312,7 @@ class KeyedOverlay(TableOverlay):
         base = self._add(rows.select(self.schema.names))
         diffs = rows[DIFF].to_pylist()
         for row, key in enumerate(identities(rows, self.schema.key)):
-            # `found` is a superset, and may have retracted rows.
+            # `found` may contain rows of other keys, and retracted rows.
             if diffs[row] > 0 and key in asked:
                 self._current[key] = base + row
 
@@ -314,15 +325,15 @@ class KeyedOverlay(TableOverlay):
         number = self._get(key)
         if number is None:
             raise AbsentRow(
-                f"table {self.target.name}: {what} of a row that is not there: "
+                f"table {self.target.name}: {what} of a row that does not exist: "
                 f"{describe_key(self.schema.key, rows, row)}"
             )
         return number
 
     def change(self, change: FittedChange) -> int:
         count = 0
-        # Deletes first, inserts last: a delete and an insert of one key in one change replace its
-        # row.
+        # Deletes first, inserts last: a delete and an insert of the same key in one change replace
+        # its row.
         if change.delete is not None:
             count += self._delete(change.delete)
         if change.update is not None:
@@ -338,14 +349,14 @@ class KeyedOverlay(TableOverlay):
             numbers.append(number)
             self._staged[key] = None
         others = [name for name in rows.column_names if name not in self.schema.key]
-        # A delete that gives other columns, too, is of exactly that row.
+        # A delete that also gives other columns must match exactly that row.
         if others and numbers:
             held = identities(self._take(numbers), others)
             for row, given in enumerate(identities(rows, others)):
                 if held[row] != given:
                     raise AbsentRow(
-                        f"table {self.target.name}: delete of a row that is not there: the row "
-                        f"with {describe_key(self.schema.key, rows, row)} holds other values"
+                        f"table {self.target.name}: delete of a row that does not exist: the row "
+                        f"with {describe_key(self.schema.key, rows, row)} has other values"
                     )
         self._emit_each(numbers, -1)
         return len(numbers)
@@ -356,7 +367,7 @@ class KeyedOverlay(TableOverlay):
         if len(last) < len(keys):
             row = next(row for row, key in enumerate(keys) if last[key] != row)
             raise DuplicateKey(
-                f"table {self.target.name}: one update sets a key twice: "
+                f"table {self.target.name}: an update sets the same key twice: "
                 f"{describe_key(self.schema.key, rows, row)}"
             )
         if not keys:
@@ -370,7 +381,8 @@ class KeyedOverlay(TableOverlay):
         )
         base = self._add(after)
         self._staged.update({key: base + row for row, key in enumerate(keys)})
-        # The stored row is retracted, and not one made of the client's values: bit by bit the same.
+        # Retract the stored row, not one built from the client's values, so that it is equal bit by
+        # bit.
         self._emit_each(old, -1)
         self._staged_emits.append((base, base + len(keys), 1))
         return len(keys)
@@ -383,7 +395,7 @@ class KeyedOverlay(TableOverlay):
             held = staged[key] if key in staged else current.get(key)
             if held is not None:
                 raise DuplicateKey(
-                    f"table {self.target.name}: PRIMARY KEY is present already: "
+                    f"table {self.target.name}: PRIMARY KEY already exists: "
                     f"{describe_key(self.schema.key, rows, row)}"
                 )
             staged[key] = base + row
@@ -405,13 +417,16 @@ class KeyedOverlay(TableOverlay):
 
 
 class BagOverlay(TableOverlay):
-    """A table without a key: the count of each row (only when the group deletes)."""
+    """A table without a key: the count of each row, loaded only if the group deletes."""
 
     def __init__(self, target: TableTarget) -> None:
         super().__init__(target)
         self._counts: dict[Hashable, int] = {}
+        """Count of each row after the successful writes."""
         self._staged: dict[Hashable, int] = {}
+        """Counts of the rows that the write being applied changes."""
         self._counting = False
+        """True if the group deletes, so that counts were loaded."""
 
     def load(self, wanted: pa.Table, found: pa.Table) -> None:
         self._counting = True
@@ -429,20 +444,19 @@ class BagOverlay(TableOverlay):
             base = self._add(change.insert)
             count += change.insert.num_rows
             self._staged_emits.append((base, base + change.insert.num_rows, 1))
-            # Counts matter to later deletes alone; without a delete in the group nothing was
-            # loaded.
+            # Counts matter only to later deletes; without a delete in the group none were loaded.
             if self._counting:
                 for identity in identities(change.insert, self.schema.names):
                     self._staged[identity] = self._staged.get(identity, 0) + 1
         return count
 
     def _delete(self, rows: pa.Table) -> int:
-        assert self._counting, "deletes need the present contents"
+        assert self._counting, "deletes need the table's contents"
         base = self._add(rows)
         for row, identity in enumerate(identities(rows, self.schema.names)):
             if self._counts.get(identity, 0) + self._staged.get(identity, 0) <= 0:
                 raise AbsentRow(
-                    f"table {self.target.name}: delete of a row that is not there: "
+                    f"table {self.target.name}: delete of a row that does not exist: "
                     f"{describe_key(self.schema.names, rows, row)}"
                 )
             self._staged[identity] = self._staged.get(identity, 0) - 1
@@ -462,7 +476,7 @@ class BagOverlay(TableOverlay):
 
 
 def overlay_of(target: TableTarget) -> TableOverlay:
-    """Return a fresh overlay for the table."""
+    """Return a new overlay for the table."""
     return KeyedOverlay(target) if target.schema.key else BagOverlay(target)
 
 
@@ -473,8 +487,8 @@ class WriteGroup:
         self.overlays = overlays
 
     def apply(self, changes: Sequence[FittedChange]) -> int:
-        """Apply one write whole, or raise a child of `InvalidUsage` and change nothing. Return the
-        number of rows that it changes."""
+        """Apply one write in full and return the number of rows that it changes, or raise a
+        subclass of `InvalidUsage` and change nothing."""
         touched = [self.overlays[change.target.id] for change in changes]
         try:
             count = sum(

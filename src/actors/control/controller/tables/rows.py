@@ -1,12 +1,13 @@
-"""Rows as clients send them, made to fit a table's columns, or refused by name.
+"""Fits the rows that clients send to a table's columns, or refuses them with an error that names
+the value.
 
-A column is cast where no value can change: integers and decimals into others that hold them,
-integers into floats, floats into floats, NULL into anything, naive timestamps into UTC. A CHAR(n)
-is filled up with blanks, blanks beyond n are cut off. What does not fit raises `TypeMismatch`
-naming table, column and the number of the row (from 0).
+A column is cast where no value can change: integers and decimals into wider ones, integers into
+floats, floats into floats, NULL into anything, naive timestamps into UTC. A CHAR(n) value is padded
+with blanks; blanks beyond n are cut off. Anything else raises `TypeMismatch`, which names the
+table, the column and the row number (from 0).
 
-`identities` gives each row a hashable value that equals another's exactly when all bits are
-equal (NULL equals NULL, -0.0 is not 0.0, a NaN equals itself): the same rule by which stored
+`identities` gives each row a hashable value that equals another's exactly if all bits are equal
+(NULL equals NULL, -0.0 differs from 0.0, a NaN equals itself): the same rule by which stored
 updates consolidate. Pure.
 """
 
@@ -59,10 +60,10 @@ def kind_of(type_: pa.DataType) -> str:
 
 
 def check_key_columns(what: str, schema: TableSchema) -> None:
-    """Raise `InvalidUsage` when a PRIMARY KEY column's type has no exact equality."""
+    """Raise `InvalidUsage` if the type of a PRIMARY KEY column has no exact equality."""
     for column in schema.columns:
         if column.name in schema.key and kind_of(arrow_type(column.type)) not in KEY_KINDS:
-            raise InvalidUsage(f"{what}: a {column.type} cannot be in a PRIMARY KEY")
+            raise InvalidUsage(f"{what}: type {column.type} cannot be part of a PRIMARY KEY")
 
 
 def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
@@ -91,7 +92,7 @@ def _cast(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
 
 
 def _cast_array(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Cast an array; nested values keep their shape, and each array inside is cast by the same
+    """Cast an array. Nested values keep their shape, and each inner array is cast by the same
     rules."""
     given = values.type
     if given == wanted:
@@ -104,7 +105,7 @@ def _cast_array(values: pa.Array, wanted: pa.DataType) -> pa.Array:
         children = children_of(values)
         if pa.types.is_struct(wanted):
             found = {given.field(i).name: each for i, each in enumerate(children)}
-            # a field that is not given is NULL
+            # a missing field is NULL
             children = [
                 found.get(field.name, pa.nulls(len(values), field.type)) for field in wanted
             ]
@@ -123,7 +124,8 @@ def _cast_array(values: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _first_bad(values: pa.ChunkedArray, cast: Callable[[pa.ChunkedArray], Any]) -> tuple[int, str]:
-    """Return the first row whose value the cast refuses, by bisection, and the reason."""
+    """Find, by bisection, the first row whose value the cast refuses. Return its number and the
+    reason."""
     low, high, why = 0, len(values), ""
     while high - low > 1:
         middle = (low + high) // 2
@@ -144,7 +146,7 @@ def _fit_column(
 ) -> pa.ChunkedArray:
     wanted = arrow_type(column.type)
     if not _fits(values.type, wanted):
-        # NULL fits every type, so the first other value is the misfit.
+        # NULL fits every type, so the first other value is the one that does not fit.
         row = pc.index(pc.is_valid(values), True).as_py()
         raise TypeMismatch(
             f"table {table}, column {column.name}, row {max(row, 0)}: {values.type} does not fit "
@@ -152,7 +154,7 @@ def _fit_column(
         )
 
     def fitted(part: pa.ChunkedArray) -> pa.ChunkedArray:
-        # VARCHAR(n) compares as it is: blanks are cut off only where a value is stored
+        # VARCHAR(n) is compared unchanged: blanks are cut off only where a value is stored
         as_is = not stored and column.type.startswith("varchar")
         return fit_texts(_cast(part, wanted), "string" if as_is else column.type)
 
@@ -167,7 +169,9 @@ def _fit_column(
         ) from None
     if not column.nullable and cast.null_count:
         row = pc.index(pc.is_null(cast), True).as_py()
-        raise NullNotAllowed(f"table {table}, column {column.name}, row {row}: NULL in NOT NULL")
+        raise NullNotAllowed(
+            f"table {table}, column {column.name}, row {row}: NULL in a NOT NULL column"
+        )
     return cast
 
 
@@ -180,16 +184,16 @@ def fit(
     stored: bool = True,
     defaults: DefaultValues | None = None,
 ) -> pa.Table:
-    """Return `rows` with exactly the table's columns (or those named), cast, in order.
+    """Return `rows` with exactly the table's columns (or the named ones), cast, in order.
 
-    A column that is not given has the value that `defaults` has for it, else NULL. Values are as
-    Spark stores them in CHAR(n) and VARCHAR(n), or, without `stored`, as it compares others with
-    such columns. Raises `TypeMismatch`.
+    A missing column gets its value from `defaults`, else NULL. With `stored`, values of CHAR(n) and
+    VARCHAR(n) are as Spark stores them; without, as Spark compares other values with such columns.
+    Raises `TypeMismatch`.
     """
     given: dict[str, pa.ChunkedArray] = {}
     for name, values in zip(rows.column_names, rows.columns, strict=True):
         if fold(name) in given:
-            raise TypeMismatch(f"table {table}, column {name}: given twice")
+            raise TypeMismatch(f"table {table}, column {name}: duplicate column")
         given[fold(name)] = values
     wanted = schema.columns
     if columns is not None:
@@ -198,8 +202,8 @@ def fit(
     strangers = set(given) - {fold(column.name) for column in wanted}
     if strangers:
         raise TypeMismatch(
-            f"table {table}, column {min(strangers)}: there is no such column here (its columns "
-            f"are {', '.join(column.name for column in wanted)})"
+            f"table {table} has no column {min(strangers)} (available: "
+            f"{', '.join(column.name for column in wanted)})"
         )
     filling = defaults or {}
     arrays = []
@@ -216,7 +220,7 @@ def fit(
 def _hashable(column: pa.ChunkedArray) -> list[Hashable]:
     kind = column.type
     if pa.types.is_floating(kind):
-        # By bits, so that a NaN equals itself, and -0.0 is not 0.0.
+        # By bits, so that a NaN equals itself and -0.0 differs from 0.0.
         bits = pa.int64() if pa.types.is_float64(kind) else pa.int32()
         column = pa.chunked_array([chunk.view(bits) for chunk in column.chunks], bits)
     elif pa.types.is_timestamp(kind):
@@ -230,7 +234,7 @@ def _hashable(column: pa.ChunkedArray) -> list[Hashable]:
 
 
 def identities(rows: pa.Table, columns: Sequence[str]) -> list[Hashable]:
-    """Return one hashable value for each row, equal exactly when the columns are equal bit by
+    """Return one hashable value per row; two are equal exactly if the columns are equal bit by
     bit."""
     lists = [_hashable(rows[name]) for name in columns]
     if len(lists) == 1:
@@ -239,5 +243,5 @@ def identities(rows: pa.Table, columns: Sequence[str]) -> list[Hashable]:
 
 
 def describe_key(columns: Sequence[str], rows: pa.Table, row: int) -> str:
-    """Return the text ``id = 7, day = 2013-01-01`` of one row, for an error."""
+    """Describe the key of one row for an error, for example ``id = 7, day = 2013-01-01``."""
     return ", ".join(f"{name} = {rows[name][row].as_py()!r}" for name in columns)

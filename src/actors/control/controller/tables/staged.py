@@ -1,11 +1,13 @@
-"""A copy from files in transfer to its table: staged parts, and the checks before their append.
+"""A copy from files on its way into its table: the staged parts, and the checks before their
+append.
 
-`claim_parts` runs beside the write path: it claims the parts from the task that staged them and,
-for a table with a PRIMARY KEY, gathers their keys. The write path then does one append and, for
-such a table, one lookup whether a key is present (`check_absent`).
+`claim_parts` runs outside the write path: it claims the parts from the task that staged them and,
+for a table with a PRIMARY KEY, collects their keys. The write path then needs one append and, for
+such a table, one lookup whether any key exists (`check_absent`).
 
-A keyed table holds one row a key: a copy with a duplicate key, or with one that is present, is
-refused whole, and the error names it. Keys are compared bit by bit, as those of other writes are.
+A keyed table holds one row per key: a copy with a duplicate key, or with a key that exists already,
+is refused as a whole, and the error names the key. Keys are compared bit by bit, as in other
+writes.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class StagedCopy(msgspec.Struct, frozen=True):
     uuid: str
     parts: tuple[BatchPart, ...]
     keys: pa.Table | None = None
-    """Keys of all rows, for a table with a PRIMARY KEY."""
+    """Keys of all rows, for a table with a PRIMARY KEY; else None."""
 
     @property
     def rows(self) -> int:
@@ -56,14 +58,14 @@ async def claim_parts(
     parts: tuple[BatchPart, ...],
     keyed_rows_max: int,
 ) -> StagedCopy:
-    """Claim the parts and check their keys. Raises `ConnectionBroken` when they are gone,
-    `DuplicateKey`, `InvalidUsage` (too many keys), and the stores' errors; the parts are then
+    """Claim the parts and check their keys. Raises `ConnectionBroken` if they no longer exist,
+    `DuplicateKey`, `InvalidUsage` (too many keys), and store errors; the parts are then
     discarded."""
     try:
         if not await persist.claim(target.shard, parts):
             raise ConnectionBroken(
-                f"what was staged for table {target.name} was given up, since nobody took it in "
-                "time; nothing was copied: copy again"
+                f"the staged rows for table {target.name} were not claimed in time and are gone; "
+                "nothing was copied: copy again"
             )
         copy = StagedCopy(target, uuid, parts)
         if not target.schema.key:
@@ -71,15 +73,15 @@ async def claim_parts(
         # All keys are compared in memory.
         if copy.rows > keyed_rows_max:
             raise InvalidUsage(
-                f"table {target.name} has a PRIMARY KEY: one copy brings it at most "
-                f"{keyed_rows_max} rows (copy_keyed_rows_max), not {copy.rows}: copy fewer files "
-                "at a time"
+                f"too many rows for one copy into table {target.name}, which has a PRIMARY KEY: "
+                f"{copy.rows} (limit {keyed_rows_max}, copy_keyed_rows_max); copy fewer files at a "
+                "time"
             )
         names = list(target.schema.key)
         tables = [(await persist.fetch(part, target.schema)).select(names) for part in parts]
         shape = pa.schema([target.schema.arrow().field(name) for name in names])
         keys = concat(tables, shape).cast(shape)
-        await clock.run_blocking(lambda: check_distinct(target, keys, "the files bring"))
+        await clock.run_blocking(lambda: check_distinct(target, keys, "the files contain"))
         return msgspec.structs.replace(copy, keys=keys)
     except BaseException:
         with anyio.CancelScope(shield=True):
@@ -88,8 +90,8 @@ async def claim_parts(
 
 
 def check_absent(target: TableTarget, keys: pa.Table, found: pa.Table) -> None:
-    """Raise `DuplicateKey` when one of the keys is present. `found`: updates of (a superset of) the
-    rows with these keys. Blocking."""
+    """Raise `DuplicateKey` if one of the keys exists. `found` has the updates of the rows with
+    these keys, and perhaps of others. Blocking."""
     held = consolidate(found.drop_columns([TIME]))
     held = held.filter(pc.greater(held[DIFF], 0))
     if not held.num_rows:
@@ -98,7 +100,7 @@ def check_absent(target: TableTarget, keys: pa.Table, found: pa.Table) -> None:
     for row, key in enumerate(identities(held, target.schema.key)):
         if key in ours:
             raise DuplicateKey(
-                f"table {target.name}: PRIMARY KEY is present already: "
+                f"table {target.name}: PRIMARY KEY already exists: "
                 f"{describe_key(target.schema.key, held, row)}"
             )
 
@@ -106,6 +108,6 @@ def check_absent(target: TableTarget, keys: pa.Table, found: pa.Table) -> None:
 async def updates_of(
     persist: PersistClient, copy: StagedCopy, parts: Sequence[BatchPart]
 ) -> pa.Table:
-    """Return all rows as they were appended. Raises the stores' errors."""
+    """Return all rows as they were appended. Raises store errors."""
     shape = copy.target.schema.arrow_updates()
     return concat([await persist.fetch(part, copy.target.schema) for part in parts], shape)

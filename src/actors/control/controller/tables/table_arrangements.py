@@ -1,12 +1,13 @@
-"""Arrangements of tables' contents by key: for the lookups of writes, and for reads by key.
+"""Arrangements of tables' contents by key, for the lookups of writes and for reads by key.
 
-One arrangement a table, built from a snapshot when a write or a read first looks for a key, and fed
-with every later write. It is a cache in scratch: `forget` drops it, and the next lookup builds it
-again from the shard. Small writes are gathered and fed together, since a run of one row costs as
-much as one of hundreds; a lookup finds them by their keys meanwhile.
+Each table has one arrangement, built from a snapshot when a write or a read first looks for a key,
+and fed with every later write. It is a cache in scratch: `forget` drops it, and the next lookup
+builds it again from the shard. Small writes are collected and fed together, since a run of one row
+costs as much as a run of hundreds; until then, a lookup finds them by their keys.
 
-The table writer owns it, and does blocking work in the clock's threads, one piece at a time. Reads
-on the event loop take a `view` meanwhile: an arrangement's readers see one moment.
+The table writer owns the arrangements, and does blocking work in the clock's threads, one piece at
+a time. Reads on the event loop take a `view` in the meantime: readers of an arrangement see one
+moment.
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ from actors.runtime.progress import Frontier, ObjectId, Time
 log = logging.getLogger("penstock.controller")
 
 UNFED_ROWS_MAX = 256
-"""Rows that were written are looked up by their keys until there are more, and then arranged. To
-arrange each row as it comes makes a commit of one row take 2.2 × (November 2026)."""
+"""Most written rows to keep outside the arrangements, where they are looked up by key; with more,
+they are arranged. Arranging each row as it is written makes a commit of one row take 2.2 × as long
+(November 2026)."""
 LOOP_ROWS_MAX = 1_024
-"""Rows that are arranged on the event loop, beyond which a thread is used: with one a commit of one
-row takes 3.8 × (November 2026)."""
+"""Most rows to arrange on the event loop; more use a thread. With a thread, a commit of one row
+takes 3.8 × as long (November 2026)."""
 MAINTAIN_EVERY: Final = 16
 """Number of inserts between two merges of an arrangement's runs."""
 PROBED_KEYS_MAX: Final = 16
-"""Number of keys that are probed one by one."""
+"""Most keys to probe one by one."""
 
 WrittenUpdates: TypeAlias = Sequence[tuple[TableTarget, pa.Table]]
 """Updates of one commit, by table."""
@@ -55,19 +57,22 @@ class _UnfedUpdates:
 
     def __init__(self, upper: Frontier = 0) -> None:
         self.upper = upper
-        """The upper after them."""
+        """The upper after these updates."""
         self.rows = 0
+        """Number of updates."""
         self.tables: dict[ObjectId, tuple[TableTarget, list[pa.Table]]] = {}
+        """The updates by table."""
         self._by_key: dict[ObjectId, dict[Hashable, list[pa.Table]]] = {}
+        """The updates by table and key, if `has_keys`."""
         self.has_keys = True
-        """True if each of them can be found by its key."""
+        """True if each update can be found by its key."""
 
     def add(self, written: WrittenUpdates, upper: Frontier) -> None:
         self.upper = max(self.upper, upper)
         for target, table in written:
             self.rows += table.num_rows
             self.tables.setdefault(target.id, (target, []))[1].append(table)
-            # Rows of a bag are counted over all columns; and who writes many has them fed next.
+            # Rows of a bag are counted over all columns. A large write is fed next anyway.
             if not target.schema.key or self.rows > UNFED_ROWS_MAX:
                 self.has_keys = False
             if self.has_keys:
@@ -86,13 +91,14 @@ class _UnfedUpdates:
 
 
 def _has_none(held: Arrangement, keys: pa.Table) -> bool:
-    """Return whether an arrangement surely has none of a few keys, as those of an INSERT."""
+    """Return whether an arrangement certainly has none of these keys, which are few, as in an
+    INSERT."""
     if keys.num_rows > PROBED_KEYS_MAX or not all(map(is_exact_kind, keys.schema.types)):
         return False
     view = held.view(held.upper)
     for values in zip(*(column.to_pylist() for column in keys.columns), strict=True):
         hash_ = hash_values(values)
-        # Errors and other rows of the same hash are left to the lookup.
+        # Errors, and other rows with the same hash, are left to the lookup.
         if hash_ is None or view.point(hash_) != []:
             return False
     return True
@@ -110,16 +116,21 @@ class TableArrangements:
         self._clock = clock
         self._history_ms = history_ms
         self._made = 0
+        """Number of arrangements made so far, which names their folders."""
         self._held: dict[ObjectId, Arrangement] = {}
+        """The arrangements by table."""
         self._inserts: dict[ObjectId, int] = {}
+        """Number of inserts into each arrangement."""
         self._due: set[ObjectId] = set()
+        """Tables whose arrangement has had enough inserts for its runs to be merged."""
         self._unfed = _UnfedUpdates()
+        """Written updates that are not in the arrangements yet."""
         self._complete: Frontier = 0
-        """All updates below are in the arrangements that are held."""
+        """All updates below this frontier are in the arrangements."""
         self._asked: set[ObjectId] = set()
-        """Tables whose arrangement a read asked for."""
+        """Tables whose arrangement a read has requested."""
         self._feeding = threading.Lock()
-        """Held while what was written is fed: in a thread, or by a read on the loop."""
+        """Held while updates are fed, in a thread or by a read on the loop."""
         persist.ledger.add(self.memory)
 
     def memory(self) -> Iterator[MemoryUse]:
@@ -131,8 +142,9 @@ class TableArrangements:
     # -- reading -------------------------------------------------------------------------------
 
     def view(self, id_: ObjectId, time: Time) -> tuple[Arrangement, ArrangementSnapshot] | None:
-        """Return the arrangement of a table by its `lookup_key`, and its contents at a time; None
-        if it is not arranged, or does not hold that time at once. Call it on the event loop."""
+        """Return the arrangement of a table by its `lookup_key`, and its contents at a time. Return
+        None if the table is not arranged, or if the contents at that time are not available now.
+        Call it on the event loop."""
         held = self._held.get(id_)
         if held is None:
             return None
@@ -141,14 +153,15 @@ class TableArrangements:
             if time >= self._complete:
                 return None
         try:
-            # Writes of other tables moved the shared upper alone.
+            # Only writes to other tables moved the shared upper.
             return held, held.view(min(time + 1, held.upper))
         except PenstockError:
-            return None  # earlier than its history, or dropped by a thread meanwhile
+            return None  # earlier than its history, or dropped by a thread in the meantime
 
     def should_arrange(self, id_: ObjectId, time: Time) -> bool:
-        """Return whether the table writer should arrange the table, for reads at such times; once
-        until it has (`note_arranged`), and not again after it failed."""
+        """Return whether the table writer should now arrange the table, for reads at times like
+        this one. True once until the writer has done so (`note_arranged`), and not again if that
+        failed."""
         there = id_ in self._held and time < self._complete
         if there or id_ in self._asked:
             return False
@@ -156,11 +169,11 @@ class TableArrangements:
         return True
 
     def note_arranged(self, id_: ObjectId) -> None:
-        """Note that a table was arranged because a read asked for it."""
+        """Record that a table was arranged because a read requested it."""
         self._asked.discard(id_)
 
     def _feed_few(self) -> None:
-        """Feed what was written here and now, if it is little and no thread does it."""
+        """Feed written updates now, if they are few and no thread is feeding."""
         if self.feeds_many or not self._feeding.acquire(blocking=False):
             return
         try:
@@ -173,9 +186,9 @@ class TableArrangements:
         return id_ in self._held
 
     def lookup(self, target: TableTarget, keys: pa.Table) -> pa.Table:
-        """Return the updates of (a superset of) the rows with these keys. Blocking."""
+        """Return the updates of the rows with these keys, and perhaps of others. Blocking."""
         held = self._held[target.id]
-        # A read on the loop must not move updates from here to there meanwhile.
+        # In the meantime a read on the loop must not move updates into the arrangement.
         with self._feeding:
             found = self._unfed.with_keys(target, keys)
             if not _has_none(held, keys):
@@ -185,8 +198,8 @@ class TableArrangements:
     # -- building ------------------------------------------------------------------------------
 
     async def ensure(self, target: TableTarget, upper: Frontier) -> None:
-        """Build the table's arrangement, complete below `upper`, unless it is there. All that was
-        written below must have been noted."""
+        """Build the table's arrangement, complete below `upper`, unless it exists. All updates
+        below must have been noted."""
         if target.id in self._held:
             return
         # All arrangements are complete below the same time.
@@ -198,7 +211,7 @@ class TableArrangements:
         def build() -> Arrangement:
             made = Arrangement(directory, target.schema, lookup_key(target.schema))
             made.insert(updates, upper)
-            # A snapshot has no history: what came before it was summed up.
+            # A snapshot has no history: everything before it is summed up.
             made.allow_compaction(max(0, upper - 1))
             return made
 
@@ -228,16 +241,17 @@ class TableArrangements:
 
     @property
     def feeds_many(self) -> bool:
-        """Return whether what was written takes longer to feed than a thread to answer."""
+        """Return whether feeding the updates would take longer than using a thread."""
         return self._unfed.rows > LOOP_ROWS_MAX
 
     def feed_due(self) -> None:
-        """Feed what was written if it is much, or cannot be found by its keys. Blocking."""
+        """Feed the updates if there are many, or if they cannot be found by their keys.
+        Blocking."""
         if self._unfed.rows > UNFED_ROWS_MAX or not self._unfed.has_keys:
             self.feed_written()
 
     def feed_written(self) -> None:
-        """Insert what was written into the tables' arrangements. Blocking."""
+        """Insert the written updates into the tables' arrangements. Blocking."""
         with self._feeding:
             self._feed_all()
 
@@ -247,8 +261,8 @@ class TableArrangements:
             try:
                 self._feed(target, concat(tables, target.schema.arrow_updates()), unfed.upper)
             except PenstockError:
-                # The write is durable: a full scratch disk must not fail it. The next lookup
-                # builds the arrangement again.
+                # The write is durable: a full scratch disk must not fail it. The next lookup builds
+                # the arrangement again.
                 log.warning("dropped the arrangement of table %s", target.name, exc_info=True)
                 self._drop(target.id)
         self._complete = max(self._complete, unfed.upper)
@@ -270,7 +284,7 @@ class TableArrangements:
         return bool(self._due)
 
     def maintain(self) -> None:
-        """Merge the runs that many small writes have left. Blocking, and may be long."""
+        """Merge the runs that many small writes have left. Blocking, possibly for long."""
         while self._due:
             held = self._held.get(self._due.pop())
             if held is not None:
@@ -291,7 +305,7 @@ class TableArrangements:
             held.close(remove=True)
 
     def clear(self) -> None:
-        """Drop all arrangements, and what was not fed. Blocking."""
+        """Drop all arrangements, and all updates not fed yet. Blocking."""
         with self._feeding:
             self._unfed = _UnfedUpdates()
             for id_ in list(self._held):

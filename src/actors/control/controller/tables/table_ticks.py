@@ -1,12 +1,12 @@
-"""Seals the tables' shared upper while no client writes, where a view needs that.
+"""Seals the tables' shared upper while no client writes, where a view needs it.
 
-A write seals the tables; an idle table costs nothing. Two kinds of views would come to a halt:
-those that read tables and a source's table, and those over tables that compare rows with the clock.
-For the first, the tables are sealed whenever a source's table was; for the second, up to now every
-`clock_tick_ms`. And history is retained before the upper: where it stood still, what was written
-last before a pause would be kept, with all that it replaced, until the next write. So the tables
-are sealed now and then until the last write is no longer history. One tick of the table writer
-seals all tables.
+A write seals the tables; an idle table costs nothing. But two kinds of views would stop: views that
+read both tables and a source's table, and views over tables that compare rows with the clock. For
+the first kind, the tables are sealed whenever a source's table was; for the second, up to the
+current time every `clock_tick_ms`. In addition, history is retained relative to the upper: if the
+upper stopped, the last changes before a pause, and everything that they replaced, would be retained
+until the next write. So the tables are also sealed occasionally until the last write is no longer
+within the retained history. One tick of the table writer seals all tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actors.runtime.progress import Frontier, ObjectId, is_empty
 log = logging.getLogger("penstock.controller")
 
 HISTORY_STEPS: Final = 20
-"""Ticks at most by which retained history is given back after the last write."""
+"""Most ticks made after the last write to release retained history."""
 
 
 class TablesTicked(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +35,7 @@ class TablesTicked(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClockDue(msgspec.Struct, frozen=True, gc=False):
-    """The timer of the clock views has fired."""
+    """The timer of clock ticks has fired."""
 
 
 class TableTicks:
@@ -44,13 +44,18 @@ class TableTicks:
     def __init__(self, state: ControllerState) -> None:
         self._state = state
         self._catalog: CatalogSnapshot | None = None
+        """The catalog that was last inspected by `_look`."""
         self._mixed: frozenset[ObjectId] = frozenset()
+        """Source tables with a dependent that also reads clients' tables."""
         self._clocked = False
+        """True if a view over clients' tables follows the clock."""
         self._ticking = False
+        """True while a tick runs."""
         self._wanted: Frontier = 0
+        """Frontier up to which the tables should be sealed."""
         self._kept_ms: int | None = None
-        """The longest history that is retained of any object; None: there are no tables."""
-        # What was written before this process is taken for history.
+        """The longest retained history of any object (ms); None if there are no tables."""
+        # Treat the writes of earlier processes as still within the history.
         self._last_write: Frontier = state.frontiers.tables_upper
 
     def begin(self) -> None:
@@ -58,8 +63,8 @@ class TableTicks:
         self._state.ctx.after(self._state.settings.clock_tick_ms, ClockDue())
 
     def clock_due(self) -> None:
-        """Seal the tables up to now if a view over them compares rows with the clock, or if history
-        is to be given back."""
+        """Seal the tables up to the current time if a view over them compares rows with the clock,
+        or if history is to be released."""
         self._look()
         if self._clocked or self._is_history_due():
             self._wanted = max(self._wanted, self._state.ctx.now_ms())
@@ -67,7 +72,7 @@ class TableTicks:
         self.begin()
 
     def tables_advanced(self, message: TablesAdvanced) -> None:
-        """Note when rows were written last."""
+        """Record when rows were last written."""
         if message.wrote:
             self._last_write = max(self._last_write, message.upper)
 
@@ -94,7 +99,7 @@ class TableTicks:
         advance."""
         self._ticking = False
         if message.error is not None:
-            log.warning("the tables could not be sealed further: %s", message.error)
+            log.warning("the tables could not be sealed: %s", message.error)
         else:
             # Sources may have advanced while this tick ran.
             self._tick()
@@ -114,8 +119,8 @@ class TableTicks:
         )
 
     def _look(self) -> None:
-        """Note the source tables that share a dependent with tables, and whether a view over tables
-        follows the clock."""
+        """Find the source tables that share a dependent with clients' tables, and whether a view
+        over tables follows the clock."""
         catalog = self._state.catalog
         if catalog is self._catalog:
             return

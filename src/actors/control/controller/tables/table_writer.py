@@ -1,9 +1,9 @@
-"""The table writer: one actor through which every change of every table goes, in groups.
+"""The table writer: one actor that makes every change of every table, in groups.
 
-While a group is being committed the next one gathers; the first write of a group waits
-`group_commit_ms` for others. Order is first in, first out; a full queue answers `ResourceBusy`.
-`commit.WriteGroupCommit` commits a group; this actor queues, groups and answers. A copy from files
-waits in the same queue, and is a group of its own.
+While one group is being committed the next one collects; the first write of a group waits
+`group_commit_ms` for others. The order is first in, first out; a full queue answers `ResourceBusy`.
+This actor queues, groups and answers; `commit.WriteGroupCommit` commits a group. A copy from files
+waits in the same queue and is a group of its own.
 """
 
 from __future__ import annotations
@@ -99,11 +99,15 @@ class TableWriter(Actor[_Message]):
         self._controller = controller
         self._maintenance = maintenance
         self._queue: deque[TableWriterMessage] = deque()
+        """Messages to handle, in order."""
         self._contexts: dict[tuple[str, int], str] = {}
-        """Trace contexts of writes in the queue, by session and request."""
+        """Trace contexts of queued writes, by session and request."""
         self._timer: RunningEffect | None = None
+        """Timer of the group that is collecting; None if there is none."""
         self._busy = False
+        """True while a group is committed or a table is changed."""
         self._groups = 0
+        """Number of groups committed so far."""
 
     async def on_start(self) -> None:
         self._commit = WriteGroupCommit(
@@ -140,9 +144,9 @@ class TableWriter(Actor[_Message]):
                 assert_never(message)
 
     def _enqueue(self, message: TableWriterMessage) -> None:
-        # Only clients' writes can be many: ticks, drops and copies are bounded by their senders.
+        # Only clients' writes can be many: the senders of ticks, drops and copies limit themselves.
         if isinstance(message, EnqueueWrite) and len(self._queue) >= QUEUED_WRITES_MAX:
-            text = f"{QUEUED_WRITES_MAX} writes wait already: try again later"
+            text = f"too many writes are waiting ({QUEUED_WRITES_MAX}): try again later"
             self._refuse((message,), ResourceBusy(text))
             return
         self._queue.append(message)
@@ -156,7 +160,7 @@ class TableWriter(Actor[_Message]):
             self._next()
 
     def _next(self) -> None:
-        """Start on the first message of the queue."""
+        """Start handling the first message of the queue."""
         if self._busy or not self._queue:
             return
         self._busy = True
@@ -217,7 +221,7 @@ class TableWriter(Actor[_Message]):
             self._contents.note_arranged(message.id)
         else:
             # Reads scan the table, as they did before.
-            log.warning("table %s could not be arranged by key: %s", message.id, message.error)
+            log.warning("cannot arrange table %s by key: %s", message.id, message.error)
         self._go_on()
 
     def _begin(self, group: _Group, commit: Callable[[], Awaitable[CommitOutcome]]) -> None:
@@ -228,8 +232,8 @@ class TableWriter(Actor[_Message]):
         )
 
     def _take_group(self) -> tuple[tuple[EnqueueWrite | TickTables, ...], int | None]:
-        """Take the longest run of writes that may share a time; a write at a given time is
-        alone."""
+        """Take as many queued writes as may share a time. A write at a given time is a group of its
+        own."""
         group: list[EnqueueWrite | TickTables] = []
         while self._queue and len(group) < GROUP_WRITES_MAX:
             message = self._queue[0]
@@ -246,7 +250,7 @@ class TableWriter(Actor[_Message]):
 
     def _done(self, group: _Group, outcome: CommitOutcome) -> None:
         self._groups += 1
-        # Before the answers: a read that comes after an answer must see that write.
+        # Before the answers: a read that follows an answer must see that write.
         self._controller.reply(TablesAdvanced(outcome.upper, bool(outcome.shards)))
         if self._maintenance is not None and outcome.shards:
             self._maintenance.reply(ShardsAppended(outcome.shards))
@@ -278,14 +282,14 @@ class TableWriter(Actor[_Message]):
 
     def describe(self) -> str:
         state = "committing a group" if self._busy else "idle"
-        return f"{state}; {len(self._queue)} writes wait; {self._groups} groups committed"
+        return f"{state}; {len(self._queue)} writes waiting; {self._groups} groups committed"
 
 
 def _named(error: Exception) -> PenstockError:
-    """Return an error for the writers; a fault of this program is logged."""
+    """Return the error for the writers. An internal error is logged."""
     if isinstance(error, PenstockError):
         return error
-    log.error("a group of writes failed by a fault of this program", exc_info=error)
+    log.error("a group of writes failed with an internal error", exc_info=error)
     fault = PenstockError(f"internal fault: {type(error).__name__}: {error}")
     fault.determinate = False
     return fault

@@ -1,1 +1,1 @@
-"""Answers to what PostgreSQL clients ask of `pg_catalog` and `information_schema`. Pure."""
+"""Answers the queries of PostgreSQL clients on `pg_catalog` and `information_schema`. Pure."""

@@ -1,4 +1,4 @@
-"""Calls in PostgreSQL's expressions: functions, aggregates, windows, and their special syntax."""
+"""Compiles calls in PostgreSQL's expressions: functions, aggregates, windows, special syntax."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from actors.doors.postgres.pg_catalog.typed_sql import TypedSql, cast_value, dec
 from actors.model.pgwire import type_oids as pg
 
 _CAST_FUNCTIONS: Final = frozenset({"text", "oid", "int4", "int8", "name", "varchar"})
-"""Types whose names are functions, too, and then casts."""
+"""Types whose names are also functions, which are casts."""
 
 
 class ExpressionContext(Protocol):
-    """The expressions around a call, which compile its arguments."""
+    """Compiles the arguments of calls."""
 
     def compile(self, node: Any, scope: QueryScope) -> TypedSql:
-        """Return an expression."""
+        """Compile an expression."""
 
     def compile_condition(self, node: Any, scope: QueryScope) -> str:
-        """Return a condition."""
+        """Compile a condition to SQL."""
 
     def compile_as(self, node: Any, scope: QueryScope, type_oid: int) -> TypedSql:
-        """Return an expression of a type unless its own is decided."""
+        """Compile an expression, and give it a type if its own is undecided."""
 
     def compile_query_array(self, query: Any, scope: QueryScope) -> TypedSql:
-        """Return a subquery's rows as an array."""
+        """Compile a subquery to an array of its rows."""
 
     def decide_parameter(self, value: TypedSql) -> None:
-        """Keep the type that a use gives a parameter."""
+        """Record the type of a value that is a parameter."""
 
 
 class CallCompiler:
-    """Compiles calls; `context` compiles their arguments."""
+    """Compiles calls to SQLite's SQL; `context` compiles their arguments."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class CallCompiler:
         self._type_oids = type_oids
 
     def methods(self) -> dict[Any, Callable[[Any, QueryScope], TypedSql]]:
-        """Return the methods that compile each kind of node."""
+        """Map the classes of syntax nodes to the methods that compile them."""
         return {
             exp.Anonymous: self._anonymous,
             exp.Window: self._window,
@@ -77,7 +77,7 @@ class CallCompiler:
         }
 
     def call(self, name: str, arguments: list[TypedSql]) -> TypedSql:
-        """Return a call of a function by its name."""
+        """Compile a call of a function with compiled arguments."""
         signature = self._functions.choose(name, arguments)
         if signature is not None:
             arguments = decide_arguments(signature, arguments)
@@ -86,29 +86,30 @@ class CallCompiler:
         return self._functions.call(name, signature, arguments)
 
     def compile_call(self, node: Any, scope: QueryScope) -> TypedSql:
-        """Return a call of a function that is no aggregate; of a set as an array of its rows."""
+        """Compile a call of a function that is not an aggregate. A set-returning function gives an
+        array of its rows."""
         name = called_name(node)
         arguments = []
         for each in called_function(node).expressions:
-            # A VARIADIC array counts as one argument, which is how our functions take it.
+            # Our functions take a VARIADIC array as a single argument.
             if isinstance(each, exp.Variadic):
                 each = each.this
-            # Names of arguments are dropped: catalog functions are called in their order.
+            # Drop the names of arguments: clients call catalog functions in positional order.
             if isinstance(each, exp.Kwarg | exp.PropertyEQ):
                 each = each.expression
             if isinstance(each, exp.Column) and isinstance(each.this, exp.Star):
-                # A whole row: only templates take one, by its alias.
+                # An entire row. Only templates accept one, by its alias.
                 arguments.append(TypedSql(f'"{identifier_name(each.args["table"])}"', pg.RECORD))
                 continue
             arguments.append(self._context.compile(each, scope))
-        # `text(x)` and the like are casts that are written as calls.
+        # Calls such as `text(x)` are casts.
         cast = self._type_oids(name) if len(arguments) == 1 else None
         if cast is not None and not self._functions.is_known(name):
             return cast_value(arguments[0], cast)
         if cast is not None and name in _CAST_FUNCTIONS:
             return cast_value(arguments[0], cast)
         made = self.call(name, arguments)
-        # The template hands on the array; its elements are the rows.
+        # The template returns the array unchanged; its elements are the rows.
         if name == "unnest":
             element = ELEMENT_OF.get(made.type, pg.TEXT)
             return TypedSql(made.sql, element)
@@ -116,7 +117,7 @@ class CallCompiler:
 
     def _anonymous(self, node: Any, scope: QueryScope) -> TypedSql:
         name = called_name(node)
-        # Before functions: `min` and `max` of SQLite take several values, too.
+        # Check for aggregates first: SQLite also has scalar functions `min` and `max`.
         if name in AGGREGATES:
             return self._aggregate(node, scope)
         if name == "array" and len(node.expressions) == 1:
@@ -126,7 +127,7 @@ class CallCompiler:
             return TypedSql(f"({', '.join(value.sql for value in values)})", pg.RECORD)
         if name == "exists":
             return self._context.compile(exp.Exists(this=node.expressions[0]), scope)
-        # The select list and FROM take sets out before they come here.
+        # The compiler of SELECT has removed sets from the select list and FROM before this point.
         if self._functions.returns_set(name):
             raise CatalogQueryError(
                 f"set-returning function {name} is not allowed here", NOT_SUPPORTED
@@ -134,15 +135,15 @@ class CallCompiler:
         return self.compile_call(node, scope)
 
     def _aggregate(self, node: Any, scope: QueryScope, behind: str = "") -> TypedSql:
-        """Compile an aggregate; `behind` is its FILTER and OVER, which stand within what we wrap
-        around SQLite's own aggregate."""
+        """Compile an aggregate. `behind` is its compiled FILTER and OVER, which must directly
+        follow SQLite's aggregate."""
         name, arguments = called_name(node), list(called_function(node).expressions)
         order, distinct = "", ""
-        # sqlglot hangs ORDER BY of an aggregate on its last argument.
+        # sqlglot attaches the ORDER BY of an aggregate to its last argument.
         if arguments and isinstance(arguments[-1], exp.Order):
             order = self.compile_order(arguments[-1], scope)
             arguments[-1] = arguments[-1].this
-        # DISTINCT holds all arguments, the separator of string_agg too.
+        # DISTINCT contains all arguments, including the separator of string_agg.
         if arguments and isinstance(arguments[0], exp.Distinct):
             arguments, distinct = list(arguments[0].expressions), "DISTINCT "
         if name == "count" and (not arguments or isinstance(arguments[0], exp.Star)):
@@ -155,22 +156,22 @@ class CallCompiler:
         if name in ("array_agg", "json_agg", "jsonb_agg", "string_agg"):
             if name.startswith("json"):
                 inside = f"{distinct}{_as_json(first)}{order}"
-            # Of no rows PostgreSQL makes NULL, and SQLite an empty array.
+            # For no rows PostgreSQL returns NULL, but SQLite an empty array.
             rows = f"nullif(json_group_array({inside}){behind}, '[]')"
             if name == "string_agg":
-                # SQLite's own takes no separator beside DISTINCT.
+                # SQLite's own string_agg does not support a separator with DISTINCT.
                 rows = f"pg_fn_array_to_string({rows}, {values[1].sql}, NULL)"
-            # The binary form of jsonb is not its text: clients are told that it is json.
+            # The binary format of jsonb differs from its text, so clients are told that it is json.
             return TypedSql(rows, pg.JSON if name.startswith("json") else returns)
         if name in ("json_object_agg", "jsonb_object_agg"):
             sql = f"json_group_object({first.sql}, {_as_json(values[1])})"
             return TypedSql(f"{sql}{behind}", pg.JSON)
-        # Flags are 0 and 1: the greatest of them is their OR.
+        # Booleans are 0 and 1, so their maximum is the OR.
         native = {"bool_or": "max", "bool_and": "min", "every": "min"}.get(name, name)
         return TypedSql(f"{native}({inside}){behind}", returns)
 
     def compile_order(self, node: Any, scope: QueryScope) -> str:
-        """Return an ORDER BY, with a blank before."""
+        """Compile an ORDER BY clause, with a leading space."""
         terms = []
         for each in node.expressions:
             value = self._context.compile(each.this, scope)
@@ -180,7 +181,9 @@ class CallCompiler:
     def _filter(self, node: Any, scope: QueryScope, over: str = "") -> TypedSql:
         name = called_name(node.this)
         if name not in AGGREGATES:
-            raise CatalogQueryError(f"FILTER of {name} is not supported here", NOT_SUPPORTED)
+            raise CatalogQueryError(
+                f"FILTER is only supported for aggregates, not for {name}", NOT_SUPPORTED
+            )
         condition = self._context.compile_condition(node.expression.this, scope)
         return self._aggregate(node.this, scope, f" FILTER (WHERE {condition}){over}")
 
@@ -193,7 +196,9 @@ class CallCompiler:
             return self._aggregate(node.this, scope, over)
         # SQLite has all window functions of PostgreSQL, under the same names.
         if not self._functions.is_window_function(name):
-            raise CatalogQueryError(f"OVER of {name} is not supported here", NOT_SUPPORTED)
+            raise CatalogQueryError(
+                f"OVER is not supported for {name} in a catalog query", NOT_SUPPORTED
+            )
         arguments = [
             self._context.compile(each, scope) for each in called_function(node.this).expressions
         ]
@@ -210,7 +215,7 @@ class CallCompiler:
             parts.append(f"PARTITION BY {keys}")
         if node.args.get("order"):
             parts.append(self.compile_order(node.args["order"], scope).strip())
-        # Frames are written anew: text of the client's never reaches SQLite.
+        # Generate the frame, so that the client's text never reaches SQLite.
         if node.args.get("spec"):
             parts.append(_frame(node.args["spec"]))
         return f" OVER ({' '.join(parts)})"
@@ -218,18 +223,20 @@ class CallCompiler:
     def _extract(self, node: Any, scope: QueryScope) -> TypedSql:
         value = self._context.compile_as(node.expression, scope, pg.TIMESTAMPTZ)
         field = str(node.this.name if hasattr(node.this, "name") else node.this).lower()
-        # Times are in UTC here; SQLite does not read the zone as PostgreSQL writes it.
+        # Times are in UTC here. SQLite cannot parse the zone as PostgreSQL writes it.
         moment = f"substr({value.sql}, 1, 19)"
         if field == "epoch":
             return TypedSql(f"unixepoch({moment})", pg.NUMERIC)
         formats = {"year": "%Y", "month": "%m", "day": "%d", "hour": "%H", "minute": "%M"}
         if field not in formats:
-            raise CatalogQueryError(f"extract of {field} is not supported here", NOT_SUPPORTED)
+            raise CatalogQueryError(
+                f"EXTRACT of {field} is not supported in a catalog query", NOT_SUPPORTED
+            )
         return TypedSql(f"CAST(strftime('{formats[field]}', {moment}) AS INTEGER)", pg.NUMERIC)
 
 
 def _frame(spec: Any) -> str:
-    """Return a window's frame. Raises `CatalogQueryError` for bounds that are no numbers."""
+    """Compile a window's frame clause. Raises `CatalogQueryError` for bounds other than numbers."""
     refuse_unread(spec, "kind", "start", "start_side", "end", "end_side")
     bounds = []
     for name in ("start", "end"):
@@ -238,21 +245,24 @@ def _frame(spec: Any) -> str:
             continue
         text = bound if isinstance(bound, str) else str(bound.name)
         if text not in ("UNBOUNDED", "CURRENT ROW") and not (text.isascii() and text.isdecimal()):
-            raise CatalogQueryError("a window's bounds are numbers here", NOT_SUPPORTED)
+            raise CatalogQueryError(
+                f"invalid window bound {text}: catalog queries support only numbers", NOT_SUPPORTED
+            )
         bounds.append(f"{text} {str(side).upper()}" if side else text)
     kind = {"ROWS": "ROWS", "RANGE": "RANGE", "GROUPS": "GROUPS"}[str(spec.args["kind"]).upper()]
     return f"{kind} {bounds[0]}" if len(bounds) == 1 else f"{kind} BETWEEN {' AND '.join(bounds)}"
 
 
 def ordering(node: Any) -> str:
-    """Return what stands behind a term of ORDER BY: PostgreSQL's order of NULLs is not SQLite's."""
+    """Return the direction of an ORDER BY term, with NULLS FIRST or LAST: the defaults of
+    PostgreSQL and SQLite differ."""
     word = " DESC" if node.args.get("desc") else ""
     return f"{word} NULLS {'FIRST' if node.args.get('nulls_first') else 'LAST'}"
 
 
 def _as_json(value: TypedSql) -> str:
-    """Return a value's SQL as JSON functions of SQLite take it."""
-    # SQLite would quote JSON that it takes for a text.
+    """Return a value's SQL for use as an argument of SQLite's JSON functions."""
+    # Mark JSON as such, or SQLite would quote it as text.
     if value.type in (pg.JSON, pg.JSONB, pg.RECORD) or value.type in ELEMENT_OF:
         return f"json({value.sql})"
     if value.type == pg.BOOL:

@@ -1,9 +1,9 @@
-"""PostgreSQL's own catalog: types, functions, operators and system relations, from a data file.
+"""Loads PostgreSQL's own catalog: types, functions, operators and system relations.
 
-``postgres_15.json.gz`` was written by ``tests/proof/dump_pg_catalog.py`` from a real PostgreSQL 15.
-It is column by column: a list of values; ``{"=": v}`` where all are equal; ``{"~": v, "at":
-{row: other}}`` where nearly all are. Flags are 0 and 1, arrays are lists, and what is an OID
-there (`regproc` too) is an integer.
+``tests/proof/dump_pg_catalog.py`` wrote the data file ``postgres_15.json.gz`` from a real
+PostgreSQL 15. Each column is a list of values, ``{"=": v}`` if all values are equal, or ``{"~": v,
+"at": {row: other}}`` if nearly all are. Booleans are 0 and 1, arrays are lists, and OIDs, including
+`regproc`, are integers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ DATA_FILE: Final = Path(__file__).with_name("postgres_15.json.gz")
 
 
 class SystemColumnShape(msgspec.Struct, frozen=True, array_like=True):
-    """A column of a system relation; its type is no domain but what that is made of."""
+    """A column of a system relation. `type` is never a domain, but its base type."""
 
     name: str
     type: int
     declared: int
-    """The declared type: a domain, in `information_schema`."""
+    """The declared type; in `information_schema` a domain."""
     required: bool = False
     dimensions: int = 0
     modifier: int = -1
@@ -49,7 +49,7 @@ class SystemRows(msgspec.Struct, frozen=True):
     columns: dict[str, Any]
 
     def values_of(self, column: str) -> list[Any]:
-        """Return all rows' values of a column.
+        """Return the values of a column in all rows.
 
         >>> SystemRows(3, {"a": {"~": 1, "at": {"2": 5}}}).values_of("a")
         [1, 1, 5]
@@ -59,28 +59,28 @@ class SystemRows(msgspec.Struct, frozen=True):
             return held
         if "=" in held:
             return [held["="]] * self.count
-        # Most rows have one value: only the others are in the file.
+        # Most rows have the same value; the file lists the others.
         values = [held["~"]] * self.count
         for row, value in held["at"].items():
             values[int(row)] = value
         return values
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows, with values in the order of `columns`."""
+        """Yield the rows as tuples, in the order of `columns`."""
         yield from zip(*(self.values_of(column) for column in self.columns), strict=True)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows by column name."""
+        """Yield the rows as dicts by column name."""
         names = tuple(self.columns)
         for row in self.rows():
             yield dict(zip(names, row, strict=True))
 
 
 class SystemCatalog(msgspec.Struct, frozen=True):
-    """The data file."""
+    """The contents of the data file."""
 
     version: str
-    """PostgreSQL's, as `server_version` says it."""
+    """PostgreSQL's version, as in `server_version`."""
     relations: tuple[SystemRelationShape, ...]
     rows: dict[str, SystemRows]
     keywords: SystemRows
@@ -91,17 +91,17 @@ class SystemCatalog(msgspec.Struct, frozen=True):
 
 @cache
 def load_system_catalog() -> SystemCatalog:
-    """Return the data file's contents. Kept, as they never change."""
+    """Load the data file. The result is cached."""
     return msgspec.json.decode(gzip.decompress(DATA_FILE.read_bytes()), type=SystemCatalog)
 
 
 def pack_column(values: list[Any]) -> Any:
-    """Return a column in its shortest form in the file.
+    """Encode a column in the shortest form of the file format.
 
     >>> pack_column([7, 7, 7]), pack_column([1, 2, 3])
     ({'=': 7}, [1, 2, 3])
     """
-    # By their JSON, as lists cannot be counted, and 1 is not True.
+    # Compare values by their JSON: lists are not hashable, and 1 must differ from True.
     texts = [msgspec.json.encode(value) for value in values]
     if not values:
         return []
@@ -114,6 +114,6 @@ def pack_column(values: list[Any]) -> Any:
         return {"=": value}
     others = {str(at): values[at] for at, text in enumerate(texts) if text != common}
     sparse = {"~": value, "at": others}
-    # Row numbers take room, too: only a column that is mostly one value gets shorter so.
+    # Because of the row numbers, this form is shorter only if most values are equal.
     shorter = len(msgspec.json.encode(sparse)) < len(msgspec.json.encode(values))
     return sparse if shorter else values

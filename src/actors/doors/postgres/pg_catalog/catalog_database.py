@@ -1,9 +1,9 @@
-"""The system tables in an SQLite in memory: PostgreSQL's own rows, and those of a snapshot.
+"""The system tables in an in-memory SQLite database: PostgreSQL's own rows, and a snapshot's.
 
-Each table and view of `pg_catalog` and `information_schema` is one here, with the same columns.
-Views are made when a query first names one, from PostgreSQL's own definition, by the same
-compiler that compiles queries; a view whose definition is not in the data file is an empty table.
-Calls are synchronous, from one thread.
+Each table and view of `pg_catalog` and `information_schema` exists here with the same columns. A
+view is created when a query first names it, from PostgreSQL's own definition and by the compiler
+that also compiles queries. A view whose definition is not in the data file is an empty table. Calls
+are synchronous, from a single thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from actors.model.pgwire.quoting import quote_name, quote_text
 from actors.model.pgwire.type_oids import BOOL, FLOAT4, FLOAT8
 
 STEPS_MAX: Final = 200_000_000
-"""Steps of SQLite's machine that a query may take: a few seconds of them."""
+"""Maximum steps of SQLite's virtual machine per query, about a few seconds."""
 STEPS_BETWEEN: Final = 100_000
 _INDEXES: Final = {
     "pg_attribute": ("attrelid, attnum",),
@@ -68,7 +68,7 @@ _CATALOG_FUNCTIONS_WITH_NULLS: Final = frozenset(
     {"format_type", "pg_get_expr", "aclexplode", "set_config"}
 )
 _EACH_TIME: Final = frozenset({"pg_lateral", "pg_cancel_backend", "pg_terminate_backend"})
-"""Functions that SQLite must call for each row, and for no other, as they have an effect."""
+"""Functions with side effects, which SQLite must call exactly once per row."""
 _OWN_VIEWS: Final = {
     "pg_stat_activity": "SELECT value ->> 'datid' AS datid, value ->> 'datname' AS datname,"
     " value ->> 'pid' AS pid, NULL AS leader_pid, value ->> 'usesysid' AS usesysid,"
@@ -85,7 +85,7 @@ _OWN_VIEWS: Final = {
     " FROM json_each(pg_sessions())",
     "pg_stat_gssapi": "SELECT value ->> 'pid' AS pid, 0 AS gss_authenticated, NULL AS principal,"
     " 0 AS encrypted FROM json_each(pg_sessions())",
-    # A session's settings go before the defaults.
+    # The session's settings override the defaults.
     "pg_settings": "SELECT name, pg_setting_now(name, setting) AS setting, unit, category,"
     " short_desc, NULL AS extra_desc, context, vartype, source, min_val, max_val, enumvals,"
     " boot_val, reset_val, NULL AS sourcefile, NULL AS sourceline, 0 AS pending_restart"
@@ -94,27 +94,28 @@ _OWN_VIEWS: Final = {
 
 
 class CatalogDatabase:
-    """The tables of one database; `apply_snapshot` brings them up to date."""
+    """The system tables of one database. `apply_snapshot` updates them."""
 
     def __init__(self) -> None:
         self.system = load_system_catalog()
         self.functions = CatalogFunctions(self.system)
         self.version: int | None = None
-        """The version of the snapshot that is held; None: there is none yet."""
+        """The version of the current snapshot; None before the first."""
         self._laterals: Mapping[str, str] = {}
-        """LATERAL subqueries of the query that runs."""
+        """The LATERAL subqueries of the running query."""
         self._view_laterals: dict[str, str] = {}
+        """The LATERAL subqueries of the views that were created."""
         self._compilers = itertools.count()
         self._shapes: dict[tuple[str, str], tuple[str, RelationShape]] = {}
         self._views: set[str] = set()
-        """Views that are not made yet, by their names in SQLite."""
+        """Views that are not created yet, by their names in SQLite."""
         self._static: dict[str, int] = {}
-        """The last row of each table that is PostgreSQL's own."""
+        """For each table, the last row of PostgreSQL's own rows, which precede the snapshot's."""
         self._connection = apsw.Connection(":memory:")
-        # LIKE tells cases apart in PostgreSQL, and in SQLite only when it is told to.
+        # LIKE is case-sensitive in PostgreSQL, but not by default in SQLite.
         self._connection.execute("PRAGMA case_sensitive_like = ON")
         self._connection.execute("PRAGMA journal_mode = OFF")
-        # A query runs on the event loop: one that would take seconds is stopped.
+        # Queries run on the event loop, so stop one that would take many seconds.
         self._steps_left: float = math.inf
         self._connection.set_progress_handler(self._count_steps, STEPS_BETWEEN)
         self._types = {row["oid"]: row for row in self.system.rows["pg_type"].records()}
@@ -128,7 +129,7 @@ class CatalogDatabase:
                 self._make_relation(shape)
             self._fill_tables()
 
-    # -- making it -----------------------------------------------------------------------------
+    # -- setup ---------------------------------------------------------------------------------
 
     def _register_functions(self) -> None:
         groups: tuple[tuple[Mapping[str, Callable[..., Any]], str, frozenset[str]], ...] = (
@@ -141,7 +142,8 @@ class CatalogDatabase:
         for functions, prefix, null_takers in groups:
             for name, function in functions.items():
                 called = _guarded(name, function, strict=name not in null_takers)
-                # Deterministic within one statement, in which neither catalog nor session change.
+                # The functions are deterministic within one statement, because neither the catalog
+                # nor the session changes meanwhile.
                 self._connection.create_scalar_function(
                     prefix + name, called, -1, deterministic=name not in _EACH_TIME
                 )
@@ -153,11 +155,11 @@ class CatalogDatabase:
             for column in shape.columns
         )
         self._shapes[shape.schema, shape.name] = name, RelationShape(columns, shape.oid)
-        # Its rows are beside it, for the view to read.
+        # PostgreSQL's own rows are in a separate table, which the view may read.
         if name in _OWN_VIEWS:
             self._make_table(f"{name}/rows", shape)
             self._connection.execute(f"CREATE VIEW {quote_name(name)} AS {_OWN_VIEWS[name]}")
-        # Compiled when it is first read: all of them take a second.
+        # Compile this view when it is first read: compiling all views takes a second.
         elif f"{shape.schema}.{shape.name}" in self.system.views:
             self._views.add(name)
         else:
@@ -219,7 +221,7 @@ class CatalogDatabase:
             for number, place in enumerate(index["indkey"], start=1):
                 if 0 < place <= len(of_relation):
                     column = of_relation[place - 1]
-                    # An index may keep another type than its column: a `name` as a C string.
+                    # An index may store another type than its column: a `name` as a C string.
                     kind = key_types.get(index["indclass"][number - 1]) or column.declared
                     row = attribute_row(index["indexrelid"], number, column.name, types[kind])
                     yield row | {"attcollation": column.collation}
@@ -233,7 +235,7 @@ class CatalogDatabase:
         )
 
     def _insert_records(self, table: str, records: Iterable[Mapping[str, Any]]) -> None:
-        """Insert rows by the columns that they give."""
+        """Insert rows, each of which may have its own set of columns."""
         groups: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
         for record in records:
             groups.setdefault(tuple(record), []).append(tuple(record.values()))
@@ -244,17 +246,17 @@ class CatalogDatabase:
     # -- the snapshot --------------------------------------------------------------------------
 
     def apply_snapshot(self, snapshot: PgCatalogSnapshot) -> None:
-        """Show a snapshot in place of the one before. Nothing is done for the version held."""
+        """Replace the snapshot, unless it is the current version."""
         if snapshot.version == self.version:
             return
         rows = SnapshotRows(snapshot, self.system, self._types).rows
         with self._connection:
-            # PostgreSQL's own rows stay: they are the first of each table.
+            # Keep PostgreSQL's own rows, which are the first of each table.
             for table, last in self._static.items():
                 self._connection.execute(f"DELETE FROM {quote_name(table)} WHERE rowid > {last}")
             for table, records in rows.items():
                 self._insert_records(table, records)
-        # After the tables: a failure before leaves both as they were.
+        # Update the lookups last, so that a failure leaves both tables and lookups unchanged.
         self.functions.lookups.fill(rows)
         self.functions.database = snapshot.database
         self.version = snapshot.version
@@ -262,16 +264,16 @@ class CatalogDatabase:
     # -- compiling and running -----------------------------------------------------------------
 
     def type_oid(self, name: str) -> int | None:
-        """Return the OID of a built-in type by its name in the catalog."""
+        """Return the OID of a built-in type by its catalog name; None if it is unknown."""
         return self._type_oids.get(name)
 
     def find_relation(self, schema: str, name: str) -> tuple[str, RelationShape] | None:
-        """Return a system relation's name in SQLite, and its columns; `schema` "" looks into
-        `pg_catalog` alone, as an unqualified name does."""
+        """Return a system relation's name in SQLite and its columns; None if it is unknown. An
+        empty `schema` means `pg_catalog`."""
         return self._shapes.get((schema or "pg_catalog", name))
 
     def make_compiler(self, parameter_types: Mapping[int, int] | None = None) -> SelectCompiler:
-        """Return a compiler for one query text."""
+        """Create a compiler for one query text."""
         return SelectCompiler(
             self.function_catalog,
             self.type_oid,
@@ -281,13 +283,13 @@ class CatalogDatabase:
         )
 
     def make_views(self, relations: Iterable[str]) -> None:
-        """Make the views among these relations that are not made yet."""
+        """Create those of these relations that are views and are not created yet."""
         for name in sorted(set(relations) & self._views):
             schema, _, view = name.rpartition(".")
             key = (schema or "pg_catalog", view)
             compiler = self.make_compiler()
             sql, shape = compiler.compile_query(parse_query(self.system.views[".".join(key)]))
-            # Views read views: those come first.
+            # First create the views that this view reads.
             self.make_views(compiler.relations)
             wanted = self._shapes[key][1].columns
             fields = ", ".join(
@@ -297,50 +299,52 @@ class CatalogDatabase:
             self._connection.execute(
                 f"CREATE VIEW {quote_name(name)} AS SELECT {fields} FROM ({sql})"
             )
-            # A view lives as long as the database, and so do its subqueries.
+            # A view lives as long as the database, so keep its subqueries.
             self._view_laterals.update(compiler.laterals)
             self._views.discard(name)
 
     def run(
         self, sql: str, bindings: Mapping[str, Any], laterals: Mapping[str, str]
     ) -> list[tuple[Any, ...]]:
-        """Run compiled SQL and return the rows as SQLite holds them. Raises `CatalogQueryError`."""
+        """Run compiled SQL and return the rows as SQLite stores them. Raises
+        `CatalogQueryError`."""
         self._laterals = laterals
-        # Counted, not timed: the same query ends the same everywhere.
+        # Count steps instead of time, so that a query ends in the same way everywhere.
         self._steps_left = STEPS_MAX // STEPS_BETWEEN
         try:
             return list(self._connection.execute(sql, bindings))
         except apsw.InterruptError:
             raise CatalogQueryError(
-                "the catalog query takes too many steps; ask for less at a time", QUERY_CANCELED
+                "the catalog query takes too many steps: reduce what it reads", QUERY_CANCELED
             ) from None
         except apsw.Error as error:
-            raise CatalogQueryError(
-                f"the catalog query cannot be answered: {error}", NOT_SUPPORTED
-            ) from error
+            raise CatalogQueryError(f"the catalog query failed: {error}", NOT_SUPPORTED) from error
         finally:
             self._steps_left = math.inf
 
     def _count_steps(self) -> bool:
-        """Return whether the query that runs is to be stopped."""
+        """Return True to stop the running query. SQLite calls this every `STEPS_BETWEEN` steps."""
         self._steps_left -= 1
         return self._steps_left < 0
 
     def _run_lateral(self, name: str, *values: Any) -> str:
-        """Run a LATERAL subquery for one row of what is before it; return its rows."""
+        """Run a LATERAL subquery for one row of the preceding relations. Return its rows as a JSON
+        array."""
         sql = self._laterals.get(name) or self._view_laterals[name]
         bindings = {f"l{at}": value for at, value in enumerate(values)}
         return array_json(list(row) for row in self._connection.execute(sql, bindings))
 
 
 def sqlite_name(schema: str, name: str) -> str:
-    """Return the name that a system relation has in SQLite."""
+    """Return the name of a system relation in SQLite."""
     return name if schema == "pg_catalog" else f"{schema}.{name}"
 
 
 def _guarded(name: str, function: Callable[..., Any], *, strict: bool) -> Callable[..., Any]:
-    """Return a function whose errors are a catalog query's. A strict one, as most of PostgreSQL's
-    are, is not called with NULLs."""
+    """Wrap a function so that its errors become `CatalogQueryError`.
+
+    A strict function, like most of PostgreSQL's, is not called with NULLs but returns NULL.
+    """
 
     def called(*values: Any) -> Any:
         if strict and None in values:
@@ -348,7 +352,7 @@ def _guarded(name: str, function: Callable[..., Any], *, strict: bool) -> Callab
         try:
             return function(*values)
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            # Arguments of a kind that the function is not made for.
+            # The function does not support arguments of these types.
             shown = name.removeprefix(FUNCTION_PREFIX)
             raise CatalogQueryError(f"{shown}: {error}", INVALID_ARGUMENT) from error
 
@@ -358,30 +362,30 @@ def _guarded(name: str, function: Callable[..., Any], *, strict: bool) -> Callab
 def _affinity(type_oid: int) -> str:
     if type_oid in (FLOAT4, FLOAT8):
         return "REAL"
-    # With an affinity, a text that a client compares with a number becomes one.
+    # With this affinity, SQLite converts a text that is compared with a number.
     integers = INTEGERS | REGISTERED | {BOOL}
     return "INTEGER" if type_oid in integers else "TEXT"
 
 
 def _default(type_oid: int, *, required: bool) -> str:
-    """Return what a column holds where a row does not say: its type's zero."""
+    """Return the default of a column in SQL: zero or empty, or NULL for a nullable other type."""
     if type_oid in NUMBERS or type_oid in REGISTERED or type_oid == BOOL:
         return "0"
-    # PostgreSQL's catalogs say NULL only where the column may be.
+    # As in PostgreSQL's catalog, only nullable columns are NULL.
     if not required:
         return "NULL"
     return quote_text("[]" if type_oid in ELEMENT_OF else "")
 
 
 def _held_column(values: Sequence[Any]) -> Sequence[Any]:
-    """Return a column as SQLite holds it: arrays are JSON."""
+    """Convert a column's values for SQLite: arrays become JSON."""
     if not any(isinstance(value, list) for value in values):
         return values
     texts: dict[str, str] = {}
     held = []
     for value in values:
         if isinstance(value, list):
-            # Few lists are of one value only: most are encoded once.
+            # Most lists repeat, so encode each only once.
             key = repr(value)
             value = texts.get(key) or texts.setdefault(key, array_json(value))
         held.append(value)

@@ -1,4 +1,4 @@
-"""The error of a catalog query, with the SQLSTATE that PostgreSQL gives it."""
+"""The error of a catalog query, with PostgreSQL's SQLSTATEs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INTERNAL_ERROR: Final = "XX000"
 
 
 class CatalogQueryError(InvalidUsage):
-    """A catalog query is wrong, or asks for more than is held here."""
+    """A catalog query is invalid, or uses what this catalog does not support."""
 
     def __init__(self, message: str, sqlstate: str = INTERNAL_ERROR) -> None:
         super().__init__(message)

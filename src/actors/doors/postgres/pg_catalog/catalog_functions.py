@@ -1,8 +1,8 @@
-"""PostgreSQL's functions that tell of the catalog or the session, as SQLite calls them.
+"""PostgreSQL's functions on the catalog and the session, which SQLite calls.
 
-A function takes and returns what SQLite holds: OIDs for `regclass`, 0 and 1 for flags, JSON for
-arrays. Where PostgreSQL has several functions of one name, one by OID and one by name, the
-argument's own type decides.
+Arguments and results are values as SQLite stores them: OIDs for `regclass`, 0 and 1 for Booleans,
+JSON for arrays. Where PostgreSQL overloads a function for an OID and for a name, the type of the
+argument decides.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.quoting import quote_identifier
 
 _TABLE_UPDATES: Final = 28
-"""INSERT, UPDATE and DELETE, as `pg_relation_is_updatable` says it."""
+"""The bits of `pg_relation_is_updatable` for INSERT, UPDATE and DELETE."""
 
 
 class CatalogFunctions:
-    """The functions of one database; `session` is who asks now."""
+    """The functions of one database, called on behalf of one session at a time."""
 
     def __init__(self, system: SystemCatalog) -> None:
         self.lookups = CatalogLookups(system)
         self.session = CatalogSession()
         self.database = ""
         self.sessions: tuple[CatalogSession, ...] = ()
-        """All that are connected; the one that asks is added if it is not among them."""
+        """All connected sessions; the asking one is added to the answer if it is missing."""
+        # Effects of the current query, which the connection applies afterwards.
         self.settings_set: list[tuple[str, str | None, bool]] = []
-        """Settings that `set_config` was called for, for the door to apply."""
+        """Name, value (None: the default) and `is_local` of each call of `set_config`."""
         self.signals: list[SessionSignal] = []
-        """Sessions that are to be canceled or ended, for the door to do so."""
+        """Sessions to end or to cancel."""
         self.warnings: list[str] = []
         self._version = system.version
         self._keywords = list(system.keywords.records())
@@ -60,21 +61,21 @@ class CatalogFunctions:
         self._spelled = {name.lower(): name for name in self._defaults}
 
     def enter(self, session: CatalogSession) -> None:
-        """Answer for this session from now on."""
+        """Start a query of this session."""
         self.session = session
         self.settings_set, self.signals, self.warnings = [], [], []
         path = self.setting("search_path") or DEFAULT_SEARCH_PATH
         names = [part.strip().strip('"') for part in path.split(",")]
         shown = [session.user if name == "$user" else name for name in names if name]
-        # PostgreSQL looks into its own schema first unless the path names it.
+        # PostgreSQL searches pg_catalog first unless the path names it.
         self.lookups.search_path = tuple(shown if "pg_catalog" in shown else ["pg_catalog", *shown])
 
     # -- the session ---------------------------------------------------------------------------
 
     def setting(self, name: str) -> str | None:
-        """Return a setting's value; None of an unknown one."""
+        """Return a setting's value; None if it is unknown."""
         low = name.lower()
-        # The session's own come first, then ours, then PostgreSQL's defaults.
+        # The session's settings come first, then this service's, then PostgreSQL's defaults.
         if low in self.session.settings:
             return self.session.settings[low]
         if low in _OWN_SETTINGS:
@@ -92,7 +93,7 @@ class CatalogFunctions:
 
     def _session_rows(self) -> str:
         """Return the rows of `pg_stat_activity`."""
-        # Who asks is always there: clients look for their own row.
+        # Always include the asking session: clients look for their own row.
         asking = self.session.process_id
         others = [each for each in self.sessions if each.process_id != asking]
         database = object_oid(self.database, "database")
@@ -115,21 +116,21 @@ class CatalogFunctions:
         )
 
     def _set_config(self, name: str, value: str | None, local: int = 0) -> str:
-        # Not done here: the session is the door's.
+        # The connection applies the setting afterwards.
         self.settings_set.append((name.lower(), value, bool(local)))
         return value or ""
 
     def _terminate(self, pid: int | None, timeout: int = 0) -> int | None:
         if timeout:
             raise CatalogQueryError(
-                "pg_terminate_backend does not wait for a session's end: leave its timeout out",
+                "pg_terminate_backend with a timeout is not supported: omit the timeout",
                 NOT_SUPPORTED,
             )
         return self._signal(pid, end=True)
 
     def _signal(self, pid: int | None, *, end: bool) -> int | None:
-        """Note a session to be canceled or ended; return whether there is one of that number."""
-        # As of every function that is strict.
+        """Record that a session is to be canceled or ended. Return whether it exists."""
+        # The function is strict.
         if pid is None:
             return None
         found = next((each for each in self.sessions if each.process_id == pid), None)
@@ -138,11 +139,11 @@ class CatalogFunctions:
             return 0
         if not found.may_signal:
             raise CatalogQueryError(
-                f"permission denied to {'terminate' if end else 'cancel'} session {pid}: it is "
-                "another role's, and only an administrator may",
+                f"permission denied to {'terminate' if end else 'cancel'} session {pid}: only an "
+                "administrator may do so for another role's session",
                 INSUFFICIENT_PRIVILEGE,
             )
-        # Not done here: sessions are the door's.
+        # The connection sends the signal afterwards.
         self.signals.append(SessionSignal(pid, end))
         return 1
 
@@ -161,7 +162,7 @@ class CatalogFunctions:
     # -- names and definitions -----------------------------------------------------------------
 
     def _read_registered(self, type_oid: int, text: Any) -> int:
-        # Already an OID: the argument was cast before.
+        # An argument that was already cast is an OID.
         if isinstance(text, int):
             return text
         found = self.lookups.find_registered(type_oid, text)
@@ -191,8 +192,7 @@ class CatalogFunctions:
         text = self.lookups.views.get(self._relation_oid(view))
         if text is None:
             return None
-        # Clients cut it off; some look for it.
-        # As PostgreSQL's, which ends in a semicolon and begins with a blank.
+        # Like PostgreSQL, start with a space and end with a semicolon, which some clients expect.
         return f" {text.strip().rstrip(';')};"
 
     def _index_definition(self, oid: int, number: int = 0, pretty: int = 0) -> str | None:
@@ -200,12 +200,12 @@ class CatalogFunctions:
         if index is None:
             return None
         columns = [quote_identifier(name) for name in index.columns]
-        # A column of the index alone, as psql and JDBC ask for it.
+        # psql and JDBC ask for a single column of the index.
         if number:
             return columns[number - 1] if 0 < number <= len(columns) else ""
         unique = "UNIQUE " if index.unique else ""
         name = quote_identifier(self.lookups.relations[oid].name)
-        # With a schema unless the text is for people, who see what their search path shows.
+        # The pretty form omits the schema if the relation is in the search path.
         on = (
             self._describe_relation(index.relation)
             if pretty
@@ -251,7 +251,7 @@ class CatalogFunctions:
     # -- sizes and rights ----------------------------------------------------------------------
 
     def _relation_size(self, relation: Any, _fork: str = "main") -> int | None:
-        # Bytes are not counted by relation.
+        # Sizes of relations are not tracked.
         return 0 if self._relation_oid(relation) in self.lookups.relations else None
 
     def _updatable(self, relation: int, _triggers: int) -> int:
@@ -262,7 +262,7 @@ class CatalogFunctions:
         return int(number > 0 and self._updatable(relation, triggers) != 0)
 
     def _has_privilege(self, *arguments: Any) -> int | None:
-        # The object is the last but one of user, object and privilege; a column has one more.
+        # The arguments are an optional user, the object, a column if any, and the privilege.
         if len(arguments) >= 2:
             place = arguments[-2]
             if isinstance(place, str) and "." in place:
@@ -271,7 +271,7 @@ class CatalogFunctions:
 
     def _has_relation_privilege(self, *arguments: Any) -> int | None:
         relation = arguments[-2]
-        # An unknown name is an error, and an unknown OID is NULL, as in PostgreSQL.
+        # As in PostgreSQL, an unknown name is an error, but an unknown OID gives NULL.
         if isinstance(relation, str):
             self._read_registered(pg.REGCLASS, relation)
         elif relation not in self.lookups.relations:
@@ -281,7 +281,7 @@ class CatalogFunctions:
     # -- the table -----------------------------------------------------------------------------
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """Return the functions by PostgreSQL's name."""
+        """Map PostgreSQL's names to the functions."""
         return {
             **self._session_functions(),
             **self._definition_functions(),
@@ -338,7 +338,7 @@ class CatalogFunctions:
             "pg_get_partition_constraintdef": self._rule_definition,
             "pg_get_statisticsobjdef": self._rule_definition,
             "pg_get_statisticsobjdef_columns": self._rule_definition,
-            # Expressions are held as their text: there is nothing to print.
+            # Expressions are stored as text already.
             "pg_get_expr": lambda expression, relation, pretty=0: expression,
             "pg_get_userbyid": self._role_name,
             "pg_get_serial_sequence": lambda relation, column: None,
@@ -393,7 +393,7 @@ class CatalogFunctions:
         }
 
     def operators(self) -> dict[str, Callable[..., Any]]:
-        """Return what casts become, by the name in SQLite."""
+        """Map names in SQLite to the functions that casts and views call."""
         return {
             "pg_read_registered": self._read_registered,
             "pg_sessions": self._session_rows,
@@ -405,7 +405,7 @@ class CatalogFunctions:
 
 
 _OWN_SETTINGS: Final = {
-    # What this service says otherwise than a PostgreSQL that nobody has configured.
+    # Where this service differs from an unconfigured PostgreSQL.
     "server_encoding": "UTF8",
     "client_encoding": "UTF8",
     "timezone": "UTC",
@@ -421,4 +421,4 @@ _OWN_SETTINGS: Final = {
     "lc_time": "C.UTF-8",
     "application_name": "",
 }
-"""By lower-case name. A session's own come before these."""
+"""This service's settings by lower-case name. A session's own override these."""

@@ -1,4 +1,4 @@
-"""Names and definitions of catalog objects by OID, and OIDs by name, as functions need them."""
+"""Looks up names and definitions of catalog objects by OID, and OIDs by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFAULT_SEARCH_PATH: Final = '"$user", public'
 
 
 class NamedObject(msgspec.Struct, frozen=True):
-    """An object by its OID: its name, and the OID of its namespace (0: it has none)."""
+    """The name of an object, and the OID of its namespace (0 if it has none)."""
 
     name: str
     namespace: int = 0
@@ -37,7 +37,7 @@ class NamedObject(msgspec.Struct, frozen=True):
 
 
 class IndexDefinition(msgspec.Struct, frozen=True):
-    """An index: its columns are those of the relation."""
+    """An index on columns of a relation."""
 
     relation: int
     columns: tuple[str, ...]
@@ -52,8 +52,8 @@ class KeyDefinition(msgspec.Struct, frozen=True):
 
 
 def split_name(text: str) -> list[str]:
-    """Return the parts of a qualified name, without quotes and in lower case where there were
-    none. Raises `CatalogQueryError`.
+    """Split a qualified name into its parts. Unquoted parts become lower-case. Raises
+    `CatalogQueryError`.
 
     >>> split_name('public."My Table"'), split_name("PG_CLASS")
     (['public', 'My Table'], ['pg_class'])
@@ -73,7 +73,7 @@ def split_name(text: str) -> list[str]:
 
 
 class CatalogLookups:
-    """Finds objects by OID and by name. Made from the data file, then filled from a snapshot."""
+    """Finds objects of the data file and of the current snapshot, by OID and by name."""
 
     def __init__(self, system: SystemCatalog) -> None:
         self.search_path: tuple[str, ...] = ("pg_catalog", "public")
@@ -107,7 +107,7 @@ class CatalogLookups:
         self._by_name: dict[str, dict[tuple[str, int], int]] = {}
 
     def fill(self, rows: CatalogRows) -> None:
-        """Take in the objects of a snapshot, in place of those of the one before."""
+        """Replace the objects of the previous snapshot by those of a new one."""
         self.namespaces = {
             row["oid"]: row["nspname"] for row in self._all_rows("pg_namespace", rows)
         }
@@ -122,7 +122,7 @@ class CatalogLookups:
         }
         self._fill_definitions(rows)
         self._by_name = {
-            # Reversed, so that the first of two equal names stays.
+            # In reverse order, so that the first of several equal names wins.
             kind: {(each.name, each.namespace): oid for oid, each in reversed(held.items())}
             for kind, held in (("relation", self.relations), ("type", self.types))
         }
@@ -137,7 +137,7 @@ class CatalogLookups:
         for row in rows.get("pg_attribute", ()):
             if row["attnum"] > 0:
                 columns.setdefault(row["attrelid"], []).append(row["attname"])
-        # Those of the system are not among the snapshot's rows.
+        # The snapshot's rows do not include columns of system relations.
         for shape in self._system.relations:
             columns[shape.oid] = [column.name for column in shape.columns]
         self.columns = {oid: tuple(names) for oid, names in columns.items()}
@@ -158,25 +158,26 @@ class CatalogLookups:
     # -- OID to name ---------------------------------------------------------------------------
 
     def visible_namespaces(self) -> list[int]:
-        """Return the namespaces of the search path, those that exist, in order."""
+        """Return the existing namespaces of the search path, in order."""
         by_name = {name: oid for oid, name in self.namespaces.items()}
         return [by_name[name] for name in self.search_path if name in by_name]
 
     def is_visible(self, held: dict[int, NamedObject], oid: int) -> bool | None:
-        """Return whether an object's name alone names it; None if there is no such object."""
+        """Return whether an object's unqualified name finds it; None if it does not exist."""
         found = held.get(oid)
         if found is None:
             return None
         by_name = self._by_name["relation" if held is self.relations else "type"]
         for namespace in self.visible_namespaces():
             other = by_name.get((found.name, namespace))
-            # The first of the path that has the name hides the others.
+            # The first object of this name in the path hides the others.
             if other is not None:
                 return other == oid
         return False
 
     def shown_name(self, held: dict[int, NamedObject], oid: int) -> str | None:
-        """Return an object's name as SQL has it, qualified unless its name alone names it."""
+        """Return an object's quoted name, qualified unless it is visible; None if it does not
+        exist."""
         found = held.get(oid)
         if found is None:
             return None
@@ -186,21 +187,21 @@ class CatalogLookups:
         return f"{quote_identifier(self.namespaces.get(found.namespace, ''))}.{name}"
 
     def type_text(self, oid: int, modifier: int | None = None) -> str:
-        """Return a type as `format_type` writes it."""
+        """Return a type's name as PostgreSQL's `format_type` does."""
         found = self.types.get(oid)
         if found is not None and found.name.startswith("_") and oid >= 16_384:
-            # An array of a relation's rows, which is no built-in type.
+            # An array of a relation's rows is not a built-in type.
             element = self.find_type_name(found.name[1:], found.namespace)
             if element:
                 return self.type_text(element, modifier) + "[]"
         return format_type(oid, modifier, lambda each: self.shown_name(self.types, each))
 
     def find_type_name(self, name: str, namespace: int) -> int:
-        """Return the OID of a type by its name in a namespace; 0 if there is none."""
+        """Return the OID of a type by its name in a namespace; 0 if it does not exist."""
         return self._by_name["type"].get((name, namespace), 0)
 
     def qualified_relation(self, oid: int) -> str:
-        """Return a relation's name with its schema; empty for an unknown one."""
+        """Return a relation's qualified name; "" if it is unknown."""
         found = self.relations.get(oid)
         if found is None:
             return ""
@@ -208,7 +209,8 @@ class CatalogLookups:
         return f"{schema}.{quote_identifier(found.name)}"
 
     def arguments_text(self, oid: int, *, names: bool) -> str:
-        """Return a function's parameters as `pg_get_function_arguments` writes them."""
+        """Return a function's parameters as `pg_get_function_arguments` does; with `names` False,
+        only the types of its input parameters."""
         row = self.functions[oid]
         types = row.get("proallargtypes") or row["proargtypes"]
         modes = row.get("proargmodes") or ["i"] * len(types)
@@ -216,7 +218,7 @@ class CatalogLookups:
         words = {"i": "", "o": "OUT ", "b": "INOUT ", "v": "VARIADIC "}
         texts = []
         for type_oid, mode, name in zip(types, modes, named, strict=False):
-            # Columns of a returned table are no parameters.
+            # Columns of a returned table are not parameters.
             if mode == "t" or (not names and mode == "o"):
                 continue
             shown = f"{quote_identifier(name)} " if name and names else ""
@@ -224,7 +226,7 @@ class CatalogLookups:
         return ", ".join(texts)
 
     def result_text(self, oid: int) -> str:
-        """Return a function's result as `pg_get_function_result` writes it."""
+        """Return a function's result as `pg_get_function_result` does."""
         row = self.functions[oid]
         modes = row.get("proargmodes") or []
         if "t" in modes:
@@ -239,8 +241,8 @@ class CatalogLookups:
         return f"SETOF {text}" if row["proretset"] else text
 
     def registered_name(self, type_oid: int, oid: int) -> str:
-        """Return the text of a value of `regclass` or the like."""
-        # Zero stands for no object.
+        """Return the text of a value of a type such as `regclass`."""
+        # Zero means no object.
         if oid == 0:
             return "-"
         shown: str | None
@@ -276,12 +278,12 @@ class CatalogLookups:
     # -- name to OID ---------------------------------------------------------------------------
 
     def find_registered(self, type_oid: int, text: str) -> int | None:
-        """Return the OID that a text stands for as `regclass` or the like; None if nothing has
-        that name. Raises `CatalogQueryError` for what is no name."""
+        """Return the OID for a text that is cast to a type such as `regclass`; None if no object
+        has this name. Raises `CatalogQueryError` for an invalid name."""
         stripped = text.strip()
         if stripped == "-":
             return 0
-        # A number is an OID, whether or not something has it.
+        # A number is an OID, even if no object has it.
         if stripped.isdecimal():
             return int(stripped)
         if type_oid == pg.REGTYPE:
@@ -289,7 +291,9 @@ class CatalogLookups:
         if type_oid in (pg.REGPROC, pg.REGPROCEDURE):
             return self._find_function(stripped, exact=type_oid == pg.REGPROCEDURE)
         if type_oid in (pg.REGOPER, pg.REGOPERATOR):
-            raise CatalogQueryError("operators are not found by name here", NOT_SUPPORTED)
+            raise CatalogQueryError(
+                f'casting operator name "{text}" to an OID is not supported', NOT_SUPPORTED
+            )
         parts = split_name(stripped)
         if type_oid in (pg.REGNAMESPACE, pg.REGROLE):
             names = self.namespaces if type_oid == pg.REGNAMESPACE else self.roles
@@ -300,10 +304,10 @@ class CatalogLookups:
         return next((oid for oid, each in held.items() if each.name == parts[-1]), None)
 
     def find_relation(self, parts: Sequence[str]) -> int | None:
-        """Return the OID of a relation by its name's parts."""
+        """Return the OID of a relation by the parts of its name; None if it does not exist."""
         by_name = self._by_name["relation"]
         if len(parts) == 1:
-            # Unlike a query's, these names may be an index's, too.
+            # Unlike in a query, the name may also be that of an index.
             found = (by_name.get((parts[0], each)) for each in self.visible_namespaces())
             return next((oid for oid in found if oid is not None), None)
         namespace = self._namespace(parts[-2])
@@ -314,11 +318,11 @@ class CatalogLookups:
 
     def _find_type(self, text: str) -> int | None:
         base = re.sub(r"\s*\([\d\s,]*\)", "", text)
-        # Dimensions make no other type: text[][] is text[].
+        # The number of dimensions does not matter: text[][] is text[].
         arrays = base.endswith("[]")
         base = re.sub(r"(\s*\[\d*\])+$", "", base).strip()
         low = " ".join(base.lower().split())
-        # An array's name is its element's with an underscore before.
+        # The name of an array type is that of its element type with a leading underscore.
         prefix = "_" if arrays else ""
         by_name = self._by_name["type"]
         synonym = TYPE_SYNONYMS.get(low)
@@ -333,7 +337,7 @@ class CatalogLookups:
         name, _, arguments = text.partition("(")
         found = self._functions_by_name.get(split_name(name)[-1], [])
         if not exact:
-            # A name alone must be one function's, as `regproc` has no arguments.
+            # `regproc` has no arguments, so the name must be unique.
             if len(found) > 1:
                 raise CatalogQueryError(f'more than one function named "{text}"', "42725")
             return found[0] if found else None
@@ -343,7 +347,7 @@ class CatalogLookups:
         return next((oid for oid in found if self.functions[oid]["proargtypes"] == wanted), None)
 
     def missing_error(self, type_oid: int, text: str) -> CatalogQueryError:
-        """Return the error of a name that nothing has."""
+        """Return the error for a name that no object has."""
         kind, state = {
             pg.REGCLASS: ("relation", UNDEFINED_TABLE),
             pg.REGTYPE: ("type", UNDEFINED_OBJECT),
@@ -355,7 +359,7 @@ class CatalogLookups:
         return CatalogQueryError(f'{kind} "{text}" does not exist', state)
 
     def role_oid(self, name: str) -> int:
-        """Return the OID of a role; 0 of everybody, and of an unknown one."""
+        """Return the OID of a role; 0 for PUBLIC and for an unknown role."""
         return next((oid for oid, each in self.roles.items() if each == name), 0)
 
 

@@ -1,9 +1,9 @@
-"""Answers to catalog queries: what a PostgreSQL client asks of the server about itself.
+"""Answers catalog queries, in which a PostgreSQL client asks the server about itself.
 
-A query is one of these when all relations that it names are of `pg_catalog` or
-`information_schema`, or when it names none and calls a function of the session or the catalog.
-`CatalogQueries` is synchronous and touches no socket: the door asks `is_catalog_query`, then
-`describe_catalog_query` (for Describe) and `answer_catalog_query`.
+A catalog query reads only relations of `pg_catalog` or `information_schema`, or it reads none and
+calls a function of the session or the catalog. `CatalogQueries` is synchronous and does no I/O. The
+connection calls `is_catalog_query`, then `describe_catalog_query` (for Describe) and
+`answer_catalog_query`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
 from actors.model.pgwire.type_oids import BOOL, FLOAT4, FLOAT8, RECORD
 
 COMPILED_QUERIES_MAX: Final = 512
-"""Texts whose compiled form is kept: clients repeat theirs."""
+"""Number of compiled queries that are cached: clients repeat their queries."""
 _SYSTEM_SCHEMAS: Final = frozenset({"pg_catalog", "information_schema"})
 _HINT: Final = re.compile(
     r"pg_|information_schema|\bcurrent_|\bsession_user\b|\bversion\s*\(|\bhas_\w+_privilege"
@@ -53,48 +53,48 @@ _HINT: Final = re.compile(
     r"|\bgetdatabaseencoding\b|\brow_security_active\b|\bacl|\bSELECT\s+user\b",
     re.IGNORECASE,
 )
-"""Matches in every catalog query: other texts are not even parsed here."""
+"""Matches in every catalog query. Other texts are not parsed here."""
 _HINTS: Final = (
     *("pg_", "information_schema", "current_", "session_user", "version", "has_", "inet_", "reg"),
     *("txid_", "set_config", "_description", "format_type", "getdatabaseencoding"),
     *("row_security_active", "acl", "user"),
 )
-"""Words of which each match of `_HINT` has one."""
+"""Words, one of which occurs in every match of `_HINT`."""
 _QUERY: Final = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(?:SELECT|WITH|VALUES|TABLE)\b", re.IGNORECASE | re.DOTALL
 )
 
 
 class AnswerColumn(msgspec.Struct, frozen=True):
-    """A column of an answer: its name and the OID of its PostgreSQL type."""
+    """A column of an answer. `type` is the OID of its PostgreSQL type."""
 
     name: str
     type: int
 
 
 class CatalogDescription(msgspec.Struct, frozen=True):
-    """The types that a query takes and returns, before it is run."""
+    """The types of a query's parameters and columns."""
 
     parameters: tuple[int, ...]
-    """OIDs of the parameters' types, in order."""
+    """The type OIDs of the parameters, in order."""
     columns: tuple[AnswerColumn, ...]
 
 
 class CatalogAnswer(msgspec.Struct, frozen=True):
-    """The rows of a query."""
+    """The rows of a query, and its effects for the connection to apply."""
 
     columns: tuple[AnswerColumn, ...]
     rows: list[tuple[Any, ...]]
     settings: tuple[tuple[str, str | None, bool], ...] = ()
-    """Settings that it changed by `set_config`: name, value (None: the default), and whether for
-    its transaction alone."""
+    """Settings changed by `set_config`: name, value (None: the default), and whether only for the
+    transaction."""
     signals: tuple[SessionSignal, ...] = ()
-    """Sessions that it ends, or whose statements it cancels."""
+    """Sessions to end, or whose statements to cancel."""
     warnings: tuple[str, ...] = ()
 
 
 class _CompiledText(msgspec.Struct, frozen=True):
-    """A query text as it is run, again and again."""
+    """A compiled query, which is cached."""
 
     sql: str
     description: CatalogDescription
@@ -103,35 +103,35 @@ class _CompiledText(msgspec.Struct, frozen=True):
 
 
 class CatalogQueries:
-    """Answers the catalog queries of all sessions of one database."""
+    """Answers the catalog queries of all sessions."""
 
     def __init__(self) -> None:
         self._database = CatalogDatabase()
         self._database.apply_snapshot(PgCatalogSnapshot(0))
-        # A compiled text depends on system relations alone, so that it outlives snapshots.
+        # A compiled query depends only on system relations, so it stays valid for later snapshots.
         self._compile = lru_cache(COMPILED_QUERIES_MAX)(self._compile_text)
 
     def apply_snapshot(self, snapshot: PgCatalogSnapshot) -> None:
-        """Show this snapshot from now on. Costs nothing for the version that is shown."""
+        """Show this snapshot from now on. Does nothing if it is the current version."""
         self._database.apply_snapshot(snapshot)
 
     def apply_sessions(self, sessions: Sequence[CatalogSession]) -> None:
-        """Show these sessions in `pg_stat_activity` from now on, beside the one that asks."""
+        """Show these sessions in `pg_stat_activity`, in addition to the asking one."""
         self._database.functions.sessions = tuple(sessions)
 
     @staticmethod
     def may_be_catalog_query(text: str) -> bool:
-        """Return whether a text is a query that has a word that every catalog query has."""
-        # The first word tells most: searching all of a long INSERT takes milliseconds.
+        """Return whether a text may be a catalog query, by a quick search for typical words."""
+        # Check the first word first: searching all of a long INSERT takes milliseconds.
         if _QUERY.match(text) is None:
             return False
-        # Each word is looked for alone first: in a long text the pattern takes ten times as long,
-        # and all threads wait for it.
+        # Search for plain words first. In a long text the pattern takes ten times as long, during
+        # which it blocks all threads.
         lowered = text.lower()
         return any(word in lowered for word in _HINTS) and _HINT.search(text) is not None
 
     def is_catalog_query(self, text: str) -> bool:
-        """Return whether a statement is answered here. Text that does not parse is not."""
+        """Return whether a statement is a catalog query. A text that does not parse is not."""
         if not self.may_be_catalog_query(text):
             return False
         try:
@@ -145,7 +145,7 @@ class CatalogQueries:
         ctes = {identifier_name(cte.args["alias"].this) for cte in tree.find_all(exp.CTE)}
         asked = own = False
         for table in tree.find_all(exp.Table):
-            # What is in them is looked at for itself.
+            # The walk visits their inner tables separately.
             if isinstance(table.this, exp.Func | exp.Query | exp.Values):
                 continue
             schema = identifier_name(table.args["db"]) if table.args.get("db") else ""
@@ -154,7 +154,8 @@ class CatalogQueries:
                 continue
             if schema not in _SYSTEM_SCHEMAS and (schema or not name.startswith("pg_")):
                 return False
-            # A table of a user's may have such a name; beside the catalog's it is told as unknown.
+            # A user's table may have such a name. Next to catalog relations it is reported as
+            # unknown.
             known = bool(schema) or self._database.find_relation("", name) is not None
             asked, own = asked or known, own or not known
         if own:
@@ -164,8 +165,11 @@ class CatalogQueries:
     def describe_catalog_query(
         self, text: str, parameter_types: Sequence[int] = ()
     ) -> CatalogDescription:
-        """Return the types of a query's parameters and columns. `parameter_types` are those that
-        the client gives (0: it leaves the type open). Raises `CatalogQueryError`."""
+        """Return the types of a query's parameters and columns.
+
+        `parameter_types` are those that the client specified (0: unspecified). Raises
+        `CatalogQueryError`.
+        """
         return self._compile(text, tuple(parameter_types)).description
 
     def answer_catalog_query(
@@ -175,17 +179,17 @@ class CatalogQueries:
         session: CatalogSession | None = None,
         parameter_types: Sequence[int] = (),
     ) -> CatalogAnswer:
-        """Return a query's columns and rows. A parameter is a value of Python or its text.
-        Raises `CatalogQueryError`, which has the SQLSTATE."""
+        """Run a query and return its columns and rows. A parameter is a Python value or its text.
+        Raises `CatalogQueryError`, with an SQLSTATE."""
         session = session or CatalogSession()
         compiled = self._compile(text, tuple(parameter_types))
         types = compiled.description.parameters
-        # More than the query has are let pass, as PostgreSQL's drivers may send them.
+        # Accept superfluous parameters, which drivers may send.
         if len(parameters) < len(types):
             raise CatalogQueryError(
                 f"there is no parameter ${len(parameters) + 1}", UNDEFINED_PARAMETER
             )
-        # Before the parameters: a name among them is found by the session's path.
+        # Enter the session first: names in parameters are resolved in its search path.
         self._database.functions.enter(session)
         bindings = {
             f"p{at}": self._bound(value, kind)
@@ -215,9 +219,9 @@ class CatalogQueries:
         try:
             sql, shape = compiler.compile_query(_parsed(text))
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-            # A tree of a form that the compiler does not expect: sqlglot takes more than we do.
+            # sqlglot accepts more than this compiler, which did not expect this syntax tree.
             raise CatalogQueryError(
-                f"the catalog query cannot be compiled: {error}", NOT_SUPPORTED
+                f"cannot compile the catalog query: {error}", NOT_SUPPORTED
             ) from error
         self._database.make_views(compiler.relations)
         description = CatalogDescription(
@@ -229,10 +233,10 @@ class CatalogQueries:
     # -- values --------------------------------------------------------------------------------
 
     def _bound(self, value: Any, kind: int) -> Any:
-        """Return a parameter's value as SQLite holds one of its type."""
+        """Convert a parameter's value to the form in which SQLite stores its type."""
         if isinstance(value, bytes):
             value = value.decode()
-        # Before numbers: True is an int to Python.
+        # Before numbers, because bool is a subclass of int.
         if isinstance(value, bool):
             return int(value)
         if isinstance(value, list | tuple):
@@ -252,7 +256,7 @@ class CatalogQueries:
         return read_text(value, kind)
 
     def _reader(self, field: RelationColumn) -> Any:
-        """Return the function that makes a value of Python of what SQLite holds."""
+        """Return the function that converts a column's values from SQLite to Python."""
         kind = field.type
         if kind == BOOL:
             return bool
@@ -260,7 +264,7 @@ class CatalogQueries:
             return lambda value: self._reference(kind, value)
         if kind in ELEMENT_OF:
             return lambda value: self._read_array(value, ELEMENT_OF[kind])
-        # Texts of numbers come from casts that SQLite leaves as they are.
+        # Some casts leave numbers as text.
         if kind in INTEGERS:
             return int
         if kind in (FLOAT4, FLOAT8):
@@ -276,12 +280,12 @@ class CatalogQueries:
     def _read_array(self, value: str, element: int) -> list[Any]:
         held = json.loads(value)
         if not isinstance(held, list):
-            raise CatalogQueryError(f"malformed array {value!r}", INVALID_TEXT)
+            raise CatalogQueryError(f"invalid array {value!r}", INVALID_TEXT)
         if element == BOOL:
             return [None if each is None else bool(each) for each in held]
         if element in REGISTERED:
             return [None if each is None else self._reference(element, each) for each in held]
-        # An array of arrays is held as a text within the text.
+        # An inner array is stored as JSON text within the JSON.
         return [
             json.loads(each) if isinstance(each, str) and element in ELEMENT_OF else each
             for each in held
@@ -290,17 +294,17 @@ class CatalogQueries:
 
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> Any:
-    # SQL is parsed in Python: that is most of an answer's time.
-    # Kept from one question to the next: the door asks what it is, then for its answer.
+    # Cached, because parsing takes most of the time of an answer, and the connection first asks
+    # what kind of query it is, then for its answer.
     return parse_query(text)
 
 
 def _is_session_node(node: Any) -> bool:
-    """Return whether a node asks the server about itself."""
+    """Return whether a syntax node asks the server about itself."""
     if isinstance(node, exp.Anonymous):
         return is_session_function(called_name(node))
     if isinstance(node, exp.Column):
-        # USER without quotes is a function; nothing else has that name without a FROM.
+        # Unquoted USER is a function. Without FROM there is no column of this name.
         unquoted = isinstance(node.this, exp.Identifier) and not node.this.args.get("quoted")
         return unquoted and not node.args.get("table") and identifier_name(node.this) == "user"
     if isinstance(node, exp.DataType):
@@ -309,7 +313,7 @@ def _is_session_node(node: Any) -> bool:
 
 
 def _record_text(value: str) -> str:
-    """Return a composite as PostgreSQL writes it."""
+    """Format a composite value as PostgreSQL does."""
     fields: Mapping[str, Any] = json.loads(value)
     return "(" + ",".join("" if each is None else str(each) for each in fields.values()) + ")"
 

@@ -1,7 +1,7 @@
-"""The part of our catalog that PostgreSQL clients see: objects, columns, roles, at one version.
+"""The part of this service's catalog that PostgreSQL clients see: objects, columns and roles.
 
-The door makes a snapshot from the catalog whenever that changes. Everything of PostgreSQL's own
-(its types, functions, system relations) comes from `catalog_data`.
+The server makes a new snapshot whenever the catalog changes. PostgreSQL's own types, functions and
+system relations come from `catalog_data`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 ObjectKind = Literal["table", "materialized view", "view", "index"]
 
 FIRST_OBJECT_OID: Final = 16_384
-"""PostgreSQL gives lower OIDs to its own objects alone."""
+"""PostgreSQL reserves lower OIDs for its own objects."""
 _OID_SPAN: Final = 2**31 - FIRST_OBJECT_OID
-# Below 2**31, as some clients keep an OID in a signed integer.
+# OIDs stay below 2**31, because some clients store them in a signed integer.
 
 
 class CatalogColumnRow(msgspec.Struct, frozen=True):
@@ -28,12 +28,13 @@ class CatalogColumnRow(msgspec.Struct, frozen=True):
     nullable: bool = True
     comment: str = ""
     default: str = ""
-    """The expression of its default; empty: it has none."""
+    """The expression of its default; "" if it has none."""
 
 
 class CatalogObjectRow(msgspec.Struct, frozen=True):
-    """An object of our catalog as clients are shown it: in the schema `public`, of the first
-    superuser. The key of a table or materialized view appears as its PRIMARY KEY, with an index.
+    """An object of the catalog, shown in the schema `public` and owned by the first superuser.
+
+    The key of a table or materialized view is shown as its PRIMARY KEY, with an index.
     """
 
     id: str
@@ -52,7 +53,7 @@ class CatalogObjectRow(msgspec.Struct, frozen=True):
 
 
 class CatalogRoleRow(msgspec.Struct, frozen=True):
-    """A role."""
+    """A role, with the attributes that clients see."""
 
     name: str
     superuser: bool = False
@@ -61,7 +62,7 @@ class CatalogRoleRow(msgspec.Struct, frozen=True):
 
 
 class PgCatalogSnapshot(msgspec.Struct, frozen=True):
-    """All that is shown, at one version; another version is another content."""
+    """Everything that clients see. Different contents have different versions."""
 
     version: int
     objects: tuple[CatalogObjectRow, ...] = ()
@@ -70,39 +71,39 @@ class PgCatalogSnapshot(msgspec.Struct, frozen=True):
 
 
 class CatalogSession(msgspec.Struct, frozen=True):
-    """A client's session, as session functions tell of it: who asks, from where, with which
-    settings."""
+    """A client's session, for session functions and `pg_stat_activity`."""
 
     user: str = "penstock"
     session_user: str = ""
-    """Empty: the user."""
+    """Empty if it is the same as `user`."""
     process_id: int = 0
     settings: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Settings of the session by lower-case name, over PostgreSQL's defaults."""
+    """The session's settings by lower-case name, which override PostgreSQL's defaults."""
     client_address: str = ""
     client_port: int = 0
     now: str = "2000-01-01 00:00:00+00"
-    """The time of the transaction, as a `timestamptz` is written."""
+    """The time of the transaction, in the text format of `timestamptz`."""
     started: str = "2000-01-01 00:00:00+00"
-    """The time at which the service was started."""
+    """When the service was started."""
     connected: str = "2000-01-01 00:00:00+00"
     state: str = "active"
     query: str = ""
-    """The statement that runs, or ran last."""
+    """The running statement, or the last one."""
     may_signal: bool = True
-    """True if the session that asks may cancel its statement, and end it."""
+    """True if the asking session may end this session and cancel its statement."""
 
 
 class SessionSignal(msgspec.Struct, frozen=True):
-    """A session of a process id is to be ended, or its statement canceled."""
+    """A request to end a session, or (`end` False) to cancel its statement."""
 
     process_id: int
     end: bool
 
 
 def object_oid(identity: str, role: str = "") -> int:
-    """Return the OID of an object from its id, the same in every process. `role` tells apart the
-    OIDs that one object needs: of itself, its row type, its key's index.
+    """Derive the OID of an object from its id; it is the same in every process.
+
+    `role` distinguishes the OIDs that one object needs: its own, its row type's, its key index's.
 
     >>> object_oid("u1") == object_oid("u1"), object_oid("u1") == object_oid("u1", "type")
     (True, False)
@@ -112,18 +113,18 @@ def object_oid(identity: str, role: str = "") -> int:
 
 
 class OidAssignment:
-    """The OIDs of one snapshot's objects: each its own, also when two hashes are equal."""
+    """Assigns unique OIDs to the objects of one snapshot, even if hashes collide."""
 
     def __init__(self, objects: Iterable[CatalogObjectRow]) -> None:
         self._taken: set[int] = set()
         self._known: dict[tuple[str, str], int] = {}
-        # In the order of ids: the outcome of a collision does not depend on that of objects.
+        # Assign in the order of ids, so that the result does not depend on the order of objects.
         for identity in sorted(each.id for each in objects):
             self.oid_of(identity)
 
     def oid_of(self, identity: str, role: str = "") -> int:
-        """Return the OID of an object, or of what belongs to it."""
-        # Asked for again and again: by the rows of types, keys and rules.
+        """Return the OID of an object or, with a `role`, of something that belongs to it."""
+        # Cached, because the rows of types, keys and rules ask repeatedly.
         found = self._known.get((identity, role))
         if found is None:
             found = self._known[identity, role] = self._derive(identity, role)
@@ -132,7 +133,7 @@ class OidAssignment:
 
     def _derive(self, identity: str, role: str) -> int:
         oid = object_oid(identity, role)
-        # The next free one, which is the same as long as the ids are.
+        # Take the next free OID, which stays the same while the ids do.
         while oid in self._taken:
             oid = FIRST_OBJECT_OID + (oid + 1 - FIRST_OBJECT_OID) % _OID_SPAN
         return oid

@@ -1,4 +1,4 @@
-"""PostgreSQL's expressions in SQLite's SQL, with their types."""
+"""Compiles PostgreSQL's expressions to SQLite's SQL, with their types."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.quoting import quote_text
 
 CompiledQuery = tuple[str, RelationShape]
-"""A subquery's SQL, and its columns."""
+"""A compiled query: its SQL and its columns."""
 
 _COMPARISONS: Final[dict[Any, str]] = {
     exp.EQ: "=",
@@ -77,25 +77,26 @@ _TYPED_NAME: Final = re.compile(r'("char"|[^(\[]+)(?:\(([\d,]+)\))?((?:\[\])*)')
 
 
 class ParameterTypes:
-    """The types of a query's parameters, as their uses decide them."""
+    """The types of a query's parameters, which are decided by their uses."""
 
     def __init__(self, given: dict[int, int]) -> None:
+        # The decided types by number, and the highest number that was read.
         self._types = dict(given)
         self._highest = 0
 
     def read(self, number: int) -> TypedSql:
-        """Return a parameter, with its type if a use has decided that."""
+        """Return the expression of a parameter, with its type if that is decided."""
         self._highest = max(self._highest, number)
         return TypedSql(f":p{number}", self._types.get(number, pg.UNKNOWN), parameter=number)
 
     def decide(self, value: TypedSql) -> None:
-        """Keep the type of a value that is a parameter."""
+        """Record the type of a value that is a parameter."""
         if value.parameter and value.type != pg.UNKNOWN:
-            # The first use decides, as in PostgreSQL.
+            # As in PostgreSQL, the first use decides.
             self._types.setdefault(value.parameter, value.type)
 
     def all_types(self) -> tuple[int, ...]:
-        """Return the types in order; a text where no use said more."""
+        """Return the types in order; those that no use has decided are text."""
         return tuple(self._types.get(at, pg.TEXT) for at in range(1, self._highest + 1))
 
 
@@ -116,8 +117,8 @@ class ExpressionCompiler:
         self._compile_query = compile_query
 
     def compile(self, node: Any, scope: QueryScope) -> TypedSql:
-        """Return an expression. Raises `CatalogQueryError`."""
-        # By the class itself: a subclass in sqlglot is another operator.
+        """Compile an expression. Raises `CatalogQueryError`."""
+        # Look up the exact class: in sqlglot, a subclass is another operator.
         method = self._methods.get(type(node))
         if method is not None:
             return method(node, scope)
@@ -128,20 +129,21 @@ class ExpressionCompiler:
         if isinstance(node, exp.Query):
             return self._scalar_subquery(node, scope)
         raise CatalogQueryError(
-            f"a catalog query may not hold {type(node).__name__.lower()}: {node.sql('postgres')}",
+            f"{type(node).__name__.lower()} is not supported in a catalog query:"
+            f" {node.sql('postgres')}",
             NOT_SUPPORTED,
         )
 
     def compile_condition(self, node: Any, scope: QueryScope) -> str:
-        """Return a condition of WHERE, ON, HAVING or FILTER."""
+        """Compile a condition of WHERE, ON, HAVING or FILTER to SQL."""
         return self.compile_as(node, scope, pg.BOOL).sql
 
     def compile_as(self, node: Any, scope: QueryScope, type_oid: int) -> TypedSql:
-        """Return an expression that has a type unless its own is decided."""
+        """Compile an expression, and give it a type if its own is undecided."""
         return self._note(self.compile(node, scope), type_oid)
 
     def decide_parameter(self, value: TypedSql) -> None:
-        """Keep the type that a use gives a parameter."""
+        """Record the type of a value that is a parameter."""
         self.parameters.decide(value)
 
     def _note(self, value: TypedSql, type_oid: int) -> TypedSql:
@@ -204,18 +206,18 @@ class ExpressionCompiler:
 
     def _literal(self, node: Any, scope: QueryScope) -> TypedSql:
         text = str(node.this)
-        # Its type is open until it is used: 'f' may be a text, a flag or an OID.
+        # The type is decided by the use: 'f' may be a text, a Boolean or an OID.
         if node.is_string:
             return text_constant(text)
         if text.isascii() and text.isdecimal():
             return TypedSql(text, pg.INT4 if int(text) < 2**31 else pg.INT8)
-        # Written into SQL as it stands: it must be a number to SQLite, too.
+        # The text is copied into SQL, so it must be a valid number for SQLite.
         if _NUMBER.fullmatch(text) is None:
-            raise CatalogQueryError(f"{text} is no number", SYNTAX_ERROR)
+            raise CatalogQueryError(f"invalid number {text}", SYNTAX_ERROR)
         return TypedSql(text, pg.NUMERIC)
 
     def _unicode(self, node: Any, scope: QueryScope) -> TypedSql:
-        """Compile a constant with characters by their numbers, as ``U&'\\0061'``."""
+        """Compile a constant with Unicode escapes, such as ``U&'\\0061'``."""
         text = _UNICODE.sub(lambda found: chr(int(found[1] or found[2], 16)), str(node.this))
         return text_constant(text)
 
@@ -224,13 +226,13 @@ class ExpressionCompiler:
         if not text.isdecimal() or not int(text):
             raise CatalogQueryError(f"there is no parameter ${text}", UNDEFINED_PARAMETER)
         value = self.parameters.read(int(text))
-        # Within a LATERAL subquery parameters have the names that it binds.
+        # A LATERAL subquery binds parameters under its own names.
         carried = scope.carry_in_all(value)
         return TypedSql(carried.sql, value.type, parameter=value.parameter)
 
     def _column(self, node: Any, scope: QueryScope) -> TypedSql:
         if isinstance(node.this, exp.Star):
-            raise CatalogQueryError("* is no value", NOT_SUPPORTED)
+            raise CatalogQueryError("* is not supported as a value", NOT_SUPPORTED)
         name = identifier_name(node.this)
         table = identifier_name(node.args["table"]) if node.args.get("table") else ""
         found = scope.resolve(table, name)
@@ -246,7 +248,7 @@ class ExpressionCompiler:
             found = self._field_of_column(table, name, scope)
             if found is not None:
                 return found
-            # An unknown table is another error than a column that it lacks.
+            # An unknown table and an unknown column of a table are different errors.
             if scope.source(table) is None:
                 raise CatalogQueryError(
                     f'missing FROM-clause entry for table "{table}"', UNDEFINED_TABLE
@@ -255,7 +257,8 @@ class ExpressionCompiler:
         raise CatalogQueryError(f"column {shown} does not exist", UNDEFINED_COLUMN)
 
     def _field_of_column(self, column: str, field: str, scope: QueryScope) -> TypedSql | None:
-        """Return a field of a composite that is written without parentheses."""
+        """Return a field of a composite column, written as ``column.field``; None if the column is
+        not a composite."""
         whole = scope.resolve("", column)
         return self._field(whole, field) if whole is not None and whole.fields else None
 
@@ -267,7 +270,7 @@ class ExpressionCompiler:
 
     def _dot(self, node: Any, scope: QueryScope) -> TypedSql:
         inner = node.expression
-        # A call with a schema before it.
+        # A call qualified with a schema.
         if isinstance(inner, exp.Anonymous | exp.Window | exp.Filter):
             schema = identifier_name(node.this)
             self._check_schema(schema, inner)
@@ -284,7 +287,7 @@ class ExpressionCompiler:
 
     def _paren(self, node: Any, scope: QueryScope) -> TypedSql:
         value = self.compile(node.this, scope)
-        # Parentheses decide no type.
+        # Parentheses leave the type undecided.
         if value.literal is not None or value.parameter:
             return value
         return TypedSql(f"({value.sql})", value.type, value.fields)
@@ -292,7 +295,7 @@ class ExpressionCompiler:
     # -- conditions ----------------------------------------------------------------------------
 
     def _connect(self, node: Any, scope: QueryScope, word: str) -> TypedSql:
-        # A long chain nests to the left: gathered in a loop, as each level would take a call.
+        # A long chain nests to the left. Flatten it in a loop to avoid deep recursion.
         parts, left = [], node
         while type(left) is type(node):
             parts.append(left.expression)
@@ -305,9 +308,9 @@ class ExpressionCompiler:
         return self._match_types(left, right)
 
     def _match_types(self, left: TypedSql, right: TypedSql) -> tuple[TypedSql, TypedSql]:
-        """Return two values that are compared, an undecided one with the other's type."""
+        """Give two compared values a common type; an undecided one gets the other's."""
         chosen = common_type((left.type, right.type))
-        # A name is compared with the object's name, not with its OID.
+        # Compare a name with the object's name instead of its OID.
         if left.type in REGISTERED and right.type in TEXTUAL - {pg.UNKNOWN}:
             left = cast_value(left, pg.TEXT)
         elif right.type in REGISTERED and left.type in TEXTUAL - {pg.UNKNOWN}:
@@ -324,7 +327,7 @@ class ExpressionCompiler:
     def _quantified(
         self, left: TypedSql, operator: str, quantifier: tuple[Any, bool], scope: QueryScope
     ) -> TypedSql:
-        """Compile ``left operator ANY (values)`` and ALL; the values are an array or a query."""
+        """Compile ``left operator ANY (values)`` or ALL; the values are an array or a query."""
         inner, every = quantifier
         negated = "NOT " if every else ""
         plain = operator in (("<>",) if every else ("=",))
@@ -337,18 +340,18 @@ class ExpressionCompiler:
         else:
             array = self.compile(inner, scope)
             element = ELEMENT_OF.get(array.type)
-            # A constant or a parameter: an array of what is on the left.
+            # A constant or a parameter is an array of the left side's type.
             if element is None:
                 array = self._note(array, array_type(pg.TEXT if left.undecided else left.type))
                 element = ELEMENT_OF.get(array.type, pg.TEXT)
             left, array = self._match_array(left, array, element)
             rows, place = f"json_each({array.sql}) AS q", "q.value"
             if plain:
-                # Not by a join, so that an index on the left side can serve.
+                # Use IN instead of a join, so that SQLite can use an index on the left side.
                 sql = f"SELECT value FROM json_each({array.sql})"
                 return TypedSql(f"({left.sql} {negated}IN ({sql}))", pg.BOOL)
         condition = self._operate(left, operator, place)
-        # ALL holds unless one value does not fit.
+        # ALL holds unless the condition fails for some value.
         condition = f"NOT ({condition})" if every else condition
         return TypedSql(f"({negated}EXISTS (SELECT 1 FROM {rows} WHERE {condition}))", pg.BOOL)
 
@@ -376,7 +379,7 @@ class ExpressionCompiler:
         if isinstance(node.expression, exp.Boolean):
             value = self.compile_as(node.this, scope, pg.BOOL)
             return TypedSql(f"({value.sql} {word} {int(node.expression.this)})", pg.BOOL)
-        # IS UNKNOWN is the same as IS NULL.
+        # IS UNKNOWN means IS NULL.
         return TypedSql(f"({self.compile(node.this, scope).sql} {word} NULL)", pg.BOOL)
 
     def _in(self, node: Any, scope: QueryScope) -> TypedSql:
@@ -384,7 +387,7 @@ class ExpressionCompiler:
         query = node.args.get("query")
         if query is not None:
             sql, shape = self._compile_query(query, scope)
-            # Several columns are compared with a row.
+            # A query with several columns is compared with a row.
             if len(shape.columns) == 1:
                 left = self._note(left, shape.columns[0].type)
             return TypedSql(f"({left.sql} IN ({sql}))", pg.BOOL)
@@ -422,7 +425,7 @@ class ExpressionCompiler:
         subject = self.compile(operand, scope) if operand is not None else None
         heads, values = [], []
         for branch in node.args["ifs"]:
-            # CASE WHEN condition, without an operand.
+            # CASE without an operand has conditions.
             if subject is None:
                 heads.append(self.compile_condition(branch.this, scope))
             else:
@@ -431,7 +434,7 @@ class ExpressionCompiler:
             values.append(self.compile(branch.args["true"], scope))
         default = node.args.get("default")
         values.append(NULL_VALUE if default is None else self.compile(default, scope))
-        # The last one is asked first for its type, as PostgreSQL does.
+        # Like PostgreSQL, consider the type of ELSE first.
         chosen = common_type(value.type for value in (values[-1], *values[:-1]))
         values = [decide_type(value, chosen) for value in values]
         values = self._unify_registered(values, chosen)
@@ -445,7 +448,7 @@ class ExpressionCompiler:
         return TypedSql(f"CASE {body} ELSE {last.sql} END", chosen, fields)
 
     def _unify_registered(self, values: list[TypedSql], chosen: int) -> list[TypedSql]:
-        """Return values of one type: texts where some are names of registered objects."""
+        """Convert values such as `regclass` to their names if the common type is textual."""
         if chosen in TEXTUAL:
             return [
                 cast_value(value, pg.TEXT) if value.type in REGISTERED else value
@@ -463,8 +466,8 @@ class ExpressionCompiler:
         left, right = self._pair(node, scope)
         types = [each.type for each in (left, right) if each.type in NUMBERS]
         chosen = common_type(types) if types else pg.INT4
-        # Of an OID and an integer PostgreSQL makes an integer.
-        # SQLite's integers have 64 bits: nothing overflows.
+        # An OID combined with an integer is an integer. SQLite's integers have 64 bits, so nothing
+        # overflows.
         chosen = pg.INT8 if chosen == pg.OID else chosen
         if chosen == pg.TEXT:
             chosen = pg.NUMERIC
@@ -481,12 +484,12 @@ class ExpressionCompiler:
         texts = []
         for value in (left, right):
             value = self._note(value, pg.TEXT)
-            # SQLite writes numbers as PostgreSQL does; flags and names are ours to write.
+            # SQLite formats numbers as PostgreSQL does, but not Booleans and names.
             texts.append(value.sql if value.type in NUMBERS else cast_value(value, pg.TEXT).sql)
         return TypedSql(f"({texts[0]} || {texts[1]})", pg.TEXT)
 
     def _concatenate_arrays(self, left: TypedSql, right: TypedSql) -> TypedSql:
-        # An element before an array, or behind one.
+        # One operand may be an element that is prepended or appended.
         if left.type not in ELEMENT_OF and not left.undecided:
             return TypedSql(f"pg_fn_array_prepend({left.sql}, {right.sql})", right.type)
         if right.type not in ELEMENT_OF and not right.undecided:
@@ -499,8 +502,10 @@ class ExpressionCompiler:
         """Compile ``left OPERATOR(schema.sign) right`` as ``left sign right``."""
         sign = str(node.args["operator"]).rpartition(".")[2]
         if _SIGN.fullmatch(sign) is None:
-            raise CatalogQueryError(f"operator {sign} is not supported here", NOT_SUPPORTED)
-        # The parser knows which node a sign stands for: two names hold the operands' places.
+            raise CatalogQueryError(
+                f"operator {sign} is not supported in a catalog query", NOT_SUPPORTED
+            )
+        # Let the parser choose the node for the sign, with two names as placeholder operands.
         tree = parse_query(f"SELECT one {sign} other").expressions[0]
         places = {column.name: column for column in tree.find_all(exp.Column)}
         places["one"].replace(node.this.copy())
@@ -526,10 +531,10 @@ class ExpressionCompiler:
             return self._quantified(left, negated + word, quantifier, scope)
         text = cast_value(self.compile_as(node.this, scope, pg.TEXT), pg.TEXT).sql
         pattern = self.compile_as(node.expression, scope, pg.TEXT).sql
-        # SQLite's LIKE was told to tell cases apart.
+        # SQLite's LIKE is case-sensitive here.
         if word == "ILIKE":
             text, pattern = f"lower({text})", f"lower({pattern})"
-        # PostgreSQL's default is a backslash; SQLite has none.
+        # The default escape character is a backslash in PostgreSQL, but none in SQLite.
         escaped = f" ESCAPE {quote_text(escape)}" if escape else ""
         return TypedSql(f"({text} {negated}LIKE {pattern}{escaped})", pg.BOOL)
 
@@ -549,7 +554,7 @@ class ExpressionCompiler:
     def _json_path(self, node: Any, scope: QueryScope, operator: str, returns: int) -> TypedSql:
         value = self.compile_as(node.this, scope, pg.JSON)
         path = node.expression
-        # sqlglot has made a path of a plain key.
+        # sqlglot has converted a plain key to a path.
         if isinstance(path, exp.JSONPath):
             last = path.expressions[-1]
             key = quote_text(str(last.this)) if not isinstance(last.this, int) else str(last.this)
@@ -561,7 +566,7 @@ class ExpressionCompiler:
     # -- types ---------------------------------------------------------------------------------
 
     def type_of(self, node: Any) -> tuple[int, int]:
-        """Return the OID and the length of a type that a cast names."""
+        """Return the OID and the length (-1 for none) of the type that a cast names."""
         text = str(node.args.get("kind") or node)
         found = _TYPED_NAME.fullmatch(text)
         oid = None
@@ -576,7 +581,7 @@ class ExpressionCompiler:
     def _cast(self, node: Any, scope: QueryScope) -> TypedSql:
         target, length = self.type_of(node.args["to"])
         inner = node.this
-        # An empty array has its type from the cast alone.
+        # The cast gives an empty array its type.
         if isinstance(inner, exp.Array) and not inner.expressions:
             return TypedSql("'[]'", target)
         value = self.compile(inner, scope)
@@ -591,17 +596,17 @@ class ExpressionCompiler:
         texts = []
         for value in values:
             self.parameters.decide(value)
-            # An array within an array is JSON, not a text.
+            # An array within an array is JSON instead of text.
             nested = value.type in ELEMENT_OF
             texts.append(f"json({value.sql})" if nested else value.sql)
         kind = element if element in ELEMENT_OF else array_type(element)
         return TypedSql(f"json_array({', '.join(texts)})", kind)
 
     def compile_query_array(self, query: Any, scope: QueryScope) -> TypedSql:
-        """Return a subquery's rows as an array."""
+        """Compile a subquery to an array of its rows."""
         sql, shape = self._compile_query(query, scope)
         column = shape.columns[0]
-        # A subquery of its own keeps the order that its ORDER BY gives.
+        # Nesting the subquery preserves the order of its ORDER BY.
         return TypedSql(
             f"(SELECT json_group_array(q.{column.sql}) FROM ({sql}) AS q)", array_type(column.type)
         )
@@ -609,7 +614,7 @@ class ExpressionCompiler:
     def _bracket(self, node: Any, scope: QueryScope) -> TypedSql:
         array = self.compile(node.this, scope)
         if not node.expressions:
-            # `x::oid[]` whose type was read without its brackets.
+            # This is `x::oid[]`, whose type was parsed without the brackets.
             return array
         # Vectors count from 0, arrays from 1.
         first = 0 if array.type in VECTORS else 1
@@ -629,8 +634,7 @@ class ExpressionCompiler:
 
 
 def _quantifier_of(node: Any) -> tuple[Any, bool] | None:
-    """Return the values of ANY, SOME or ALL, and whether ALL of them are meant; None for another
-    node."""
+    """Return the operand of ANY, SOME or ALL, and whether it is ALL; None for any other node."""
     name = called_name(node)
     if isinstance(node, exp.Any | exp.All):
         values, every = node.this, isinstance(node, exp.All)
@@ -638,7 +642,7 @@ def _quantifier_of(node: Any) -> tuple[Any, bool] | None:
         values, every = node.expressions[0], name == "all"
     else:
         return None
-    # ANY (x) and ANY ((x)) are one.
+    # ANY ((x)) means ANY (x).
     while isinstance(values, exp.Paren):
         values = values.this
     return values, every

@@ -1,7 +1,7 @@
-"""Calls of PostgreSQL's functions in SQLite's SQL: which function is meant, and what it returns.
+"""Resolves calls of PostgreSQL's functions, and compiles them to SQLite's SQL.
 
-Signatures are those of `pg_proc`. A function is a text of SQLite's SQL (`SQL_FORMS`), one that
-depends on the types of its arguments (`TEMPLATES`), or one of Python's, which SQLite knows as
+Signatures come from `pg_proc`. A function is implemented by SQL text (`SQL_FORMS`), by SQL that
+depends on the types of its arguments (`TEMPLATES`), or in Python, which SQLite calls as
 ``pg_fn_name``.
 """
 
@@ -32,7 +32,7 @@ from actors.model.pgwire import type_oids as pg
 FUNCTION_PREFIX: Final = "pg_fn_"
 ANY: Final = 2276
 _POLYMORPHIC: Final = frozenset({pg.ANYARRAY, pg.ANYELEMENT, ANY, 2776, 5077, 5078, 5079, 5080})
-"""Pseudo-types: any array, element, …, and ``"any"``."""
+"""The pseudo-types `anyarray`, `anyelement`, … and ``"any"``."""
 _POLYMORPHIC_ARRAYS: Final = frozenset({pg.ANYARRAY, 5078})
 EMPTY_SETS: Final = frozenset(
     {
@@ -43,7 +43,8 @@ EMPTY_SETS: Final = frozenset(
         "pg_partition_tree",
     }
 )
-"""Functions whose sets are always empty here: no partitions, publications, channels."""
+"""Set-returning functions that are always empty here: there are no partitions, publications or
+channels."""
 AGGREGATES: Final = frozenset(
     {
         "array_agg",
@@ -65,22 +66,23 @@ AGGREGATES: Final = frozenset(
 
 
 class FunctionSignature(msgspec.Struct, frozen=True):
-    """One function of PostgreSQL."""
+    """The signature of one function of PostgreSQL; types are OIDs."""
 
     arguments: tuple[int, ...]
     returns: int
     required: int
-    """Arguments without a default."""
+    """Number of arguments without a default."""
     returns_set: bool
     variadic: bool
     kind: str
-    """A letter, as `pg_proc.prokind` has it."""
+    """The letter of `pg_proc.prokind`."""
     fields: tuple[tuple[str, int], ...]
     """The names and types of its OUT parameters."""
 
 
 def json_letters(values: Iterable[TypedSql]) -> str:
-    """Return how JSON functions take each value: see `scalar_functions`."""
+    """Return a letter for each value that tells JSON functions its kind: b for a Boolean, j for
+    JSON, a record or an array, x for any other value."""
     letters = []
     for value in values:
         if value.type == pg.BOOL:
@@ -93,7 +95,8 @@ def json_letters(values: Iterable[TypedSql]) -> str:
 
 
 def _shown(value: TypedSql) -> TypedSql:
-    """Return a value as a text function takes it: registered objects by name."""
+    """Convert a value for a function on text: OIDs such as `regclass`, Booleans and arrays become
+    text."""
     if (
         value.type in pg_types.REGISTERED
         or value.type == pg.BOOL
@@ -105,7 +108,7 @@ def _shown(value: TypedSql) -> TypedSql:
 
 def _object_description(args: list[TypedSql]) -> TypedSql:
     where = f"objoid = {args[0].sql} AND objsubid = 0"
-    # Objects of two catalogs may have one OID.
+    # Objects of different catalogs may have the same OID.
     if len(args) > 1:
         where += f" AND classoid = {_CATALOG_OID.format(args[1].sql)}"
     return TypedSql(f"(SELECT description FROM pg_description WHERE {where})", pg.TEXT)
@@ -114,7 +117,7 @@ def _object_description(args: list[TypedSql]) -> TypedSql:
 def _greatest(name: str) -> Callable[[list[TypedSql]], TypedSql]:
     def template(args: list[TypedSql]) -> TypedSql:
         values, chosen = unify_values(args)
-        # SQLite's return NULL where one is NULL; PostgreSQL's leave NULLs out.
+        # SQLite's functions return NULL if any argument is NULL; PostgreSQL's ignore NULLs.
         rows = " UNION ALL ".join(f"SELECT {value.sql} AS v" for value in values)
         return TypedSql(f"(SELECT {name}(v) FROM ({rows}))", chosen)
 
@@ -150,7 +153,7 @@ def _to_json(args: list[TypedSql]) -> TypedSql:
 def _array_bound(upper: bool) -> Callable[[list[TypedSql]], TypedSql]:
     def template(args: list[TypedSql]) -> TypedSql:
         length = f"nullif(json_array_length({args[0].sql}), 0)"
-        # The length of an empty array is NULL, and so are its bounds.
+        # The length and the bounds of an empty array are NULL.
         if args[0].type in pg_types.VECTORS:
             sql = f"({length} - 1)" if upper else f"({length} * 0)"
         else:
@@ -167,8 +170,8 @@ def _subscripts(args: list[TypedSql]) -> TypedSql:
 
 def _age(args: list[TypedSql]) -> TypedSql:
     if args[0].type in pg_types.TEXTUAL or len(args) > 1:
-        raise CatalogQueryError("age of a time is not supported here", NOT_SUPPORTED)
-    # Of a transaction: nothing ever ages here.
+        raise CatalogQueryError("age(timestamp) is not supported in a catalog query", NOT_SUPPORTED)
+    # The age of a transaction is constant here.
     return TypedSql(f"(0 * {args[0].sql} + 1)", pg.INT4)
 
 
@@ -199,14 +202,14 @@ TEMPLATES: Final[dict[str, Callable[[list[TypedSql]], TypedSql]]] = {
     "to_jsonb": _to_json,
     "unnest": _first_argument,
 }
-"""Functions that are written in SQLite's SQL by the types of their arguments."""
+"""Functions whose SQL depends on the types of their arguments."""
 
 _CATALOG_OID: Final = "(SELECT oid FROM pg_class WHERE relnamespace = 11 AND relname = {0})"
 SQL_FORMS: Final[dict[str, str]] = {
-    # Of a type's OID and modifier, as `information_schema` has them.
+    # Functions of a type's OID and modifier, which `information_schema` uses.
     "_pg_char_max_length": "CASE WHEN {1} <> -1 THEN CASE WHEN {0} IN (1042, 1043) THEN {1} - 4"
     " WHEN {0} IN (1560, 1562) THEN {1} END END",
-    # Four bytes a character, which is UTF-8's most.
+    # Up to four bytes per character in UTF-8.
     "_pg_char_octet_length": "CASE WHEN {0} IN (25, 1042, 1043) THEN"
     " CASE WHEN {0} = 25 OR {1} = -1 THEN 1 << 30 ELSE 4 * ({1} - 4) END END",
     "_pg_datetime_precision": "CASE WHEN {0} = 1082 THEN 0"
@@ -256,10 +259,10 @@ SQL_FORMS: Final[dict[str, str]] = {
     "trunc": "CAST(trunc({all}) AS INTEGER)",
     "upper": "upper({all})",
     "xidout": "{0}",
-    # From here on the answer is always the same.
+    # The following functions are constant here.
     "inet_server_addr": "NULL",
     "inet_server_port": "NULL",
-    # There are no advisory locks; pools of connections release all of theirs between users.
+    # There are no advisory locks, but connection pools release them between users.
     "pg_advisory_unlock_all": "''",
     "pg_blocking_pids": "'[]'",
     "pg_current_xact_id_if_assigned": "NULL",
@@ -287,8 +290,8 @@ SQL_FORMS: Final[dict[str, str]] = {
     "txid_snapshot_xmin": "1",
     "pg_jit_available": "0",
 }
-"""Functions in SQLite's SQL: a number in braces is the place of an argument, ``{all}`` stands for
-all of them. The types of their results are those of `pg_proc`."""
+"""Functions as SQL text. A number in braces is the position of an argument; ``{all}`` stands for
+all arguments. Result types are those of `pg_proc`."""
 
 SESSION_NAMES: Final = frozenset(
     {
@@ -317,7 +320,7 @@ _SESSION_HEADS: Final = ("pg_", "has_", "inet_", "to_reg", "txid_", "_pg_")
 
 
 def is_session_function(name: str) -> bool:
-    """Return whether a function's name tells a catalog query: it asks the server about itself.
+    """Return whether a function asks the server about itself, which makes a query a catalog query.
 
     >>> is_session_function("pg_backend_pid"), is_session_function("lower")
     (True, False)
@@ -326,7 +329,7 @@ def is_session_function(name: str) -> bool:
 
 
 class FunctionCatalog:
-    """Finds the function that a call means, and writes the call."""
+    """Resolves function calls by name and argument types, and compiles them."""
 
     def __init__(self, system: SystemCatalog, in_python: Iterable[str]) -> None:
         self._in_python = frozenset(in_python)
@@ -346,7 +349,7 @@ class FunctionCatalog:
             )
 
     def is_known(self, name: str) -> bool:
-        """Return whether there is a function of this name, here or in PostgreSQL."""
+        """Return whether a function of this name exists, here or in PostgreSQL."""
         return name in self._signatures or name in TEMPLATES or name in self._in_python
 
     def returns_set(self, name: str) -> bool:
@@ -354,15 +357,15 @@ class FunctionCatalog:
         return any(each.returns_set for each in self._signatures.get(name, ()))
 
     def is_window_function(self, name: str) -> bool:
-        """Return whether a function may stand before OVER alone."""
+        """Return whether a function is a window function, which requires OVER."""
         return any(each.kind == "w" for each in self._signatures.get(name, ()))
 
     def result_type(self, name: str, arguments: list[TypedSql]) -> int:
-        """Return the type of a call's value; of a set that of its elements."""
+        """Return the result type of a call; for a set, the type of its elements."""
         return _return_type(name, self.choose(name, arguments), arguments)
 
     def choose(self, name: str, arguments: list[TypedSql]) -> FunctionSignature | None:
-        """Return the signature that fits the arguments best."""
+        """Return the signature that matches the arguments best; None if none matches."""
         types = [argument.type for argument in arguments]
         fitting = [
             (_fitness(each, types), at, each)
@@ -377,8 +380,8 @@ class FunctionCatalog:
     def call(
         self, name: str, signature: FunctionSignature | None, arguments: list[TypedSql]
     ) -> TypedSql:
-        """Return a call by the signature that fits its arguments. Raises `CatalogQueryError` for a
-        function that there is not."""
+        """Compile a call with the signature that `choose` returned. Raises `CatalogQueryError` for
+        a function that does not exist or is not supported."""
         if name in TEMPLATES:
             return TEMPLATES[name](arguments)
         if name in self._in_python:
@@ -388,17 +391,19 @@ class FunctionCatalog:
                 texts = _shown_texts(signature, arguments)
                 sql = SQL_FORMS[name].format(*texts, all=", ".join(texts))
                 return TypedSql(sql, _return_type(name, signature, arguments))
-            # As an array without elements, whose rows are none.
+            # An array without elements has no rows.
             if name in EMPTY_SETS:
                 return TypedSql("'[]'", signature.returns, signature.fields)
             if name.startswith("pg_stat_get_"):
-                # Nothing is counted here: a counter is 0, and what would be a time is unknown.
+                # There are no statistics here: counters are 0, and times are NULL.
                 counted = signature.returns in pg_types.NUMBERS
                 return TypedSql("0" if counted else "NULL", signature.returns)
         shown = f"{name}({', '.join(_type_name(argument.type) for argument in arguments)})"
-        # PostgreSQL has it, and we do not: that is another error than an unknown function.
+        # A function that only PostgreSQL has is not the same error as an unknown function.
         if signature is not None:
-            raise CatalogQueryError(f"function {shown} is not supported here", NOT_SUPPORTED)
+            raise CatalogQueryError(
+                f"function {shown} is not supported in a catalog query", NOT_SUPPORTED
+            )
         raise CatalogQueryError(f"function {shown} does not exist", UNDEFINED_FUNCTION)
 
     def _call_python(
@@ -414,7 +419,7 @@ class FunctionCatalog:
 
 
 def _shown_texts(signature: FunctionSignature, arguments: list[TypedSql]) -> list[str]:
-    """Return the SQL of arguments, with texts where the function takes texts."""
+    """Return the SQL of the arguments, converted to text where the function takes text."""
     return [
         _shown(argument).sql if wanted in pg_types.TEXTUAL or wanted == ANY else argument.sql
         for argument, wanted in zip(arguments, _parameters(signature, len(arguments)), strict=False)
@@ -422,7 +427,7 @@ def _shown_texts(signature: FunctionSignature, arguments: list[TypedSql]) -> lis
 
 
 def _out_parameters(row: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """Return the names and types of the OUT parameters of a row of `pg_proc`."""
+    """Return the names and types of the OUT parameters in a row of `pg_proc`."""
     columns = zip(
         row["proargnames"] or (),
         row["proallargtypes"] or (),
@@ -437,7 +442,7 @@ def _joined(arguments: Iterable[TypedSql]) -> str:
 
 
 def _shown_inside(value: TypedSql) -> TypedSql:
-    """Return a value whose text is wanted, or that of its elements."""
+    """Convert a value, or the elements of an array, to text."""
     element = pg_types.ELEMENT_OF.get(value.type)
     if element is not None:
         return cast_value(value, array_type(pg.TEXT)) if element not in pg_types.TEXTUAL else value
@@ -455,22 +460,22 @@ def _type_name(type_oid: int) -> str:
 
 
 def _parameters(signature: FunctionSignature, count: int) -> list[int]:
-    """Return the types of the parameters that so many arguments are for."""
+    """Return the parameter types for a call with `count` arguments."""
     wanted = list(signature.arguments)
-    # The last parameter takes all arguments that are left.
+    # A variadic last parameter takes all remaining arguments.
     if signature.variadic and wanted:
         wanted += [wanted[-1]] * (count - len(wanted))
     return wanted
 
 
 def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
-    """Return how well a signature fits: higher is better, None not at all."""
+    """Return how well a signature matches argument types: higher is better, None is no match."""
     points = 0
     for want, given in zip(_parameters(signature, len(types)), types, strict=False):
         if want == given:
             points += 4
         elif given == pg.UNKNOWN:
-            # A constant without a type is a text before it is anything else.
+            # An untyped constant is preferably text.
             points += 2 if want in pg_types.TEXTUAL else 1
         elif want in _POLYMORPHIC:
             if want in _POLYMORPHIC_ARRAYS and given not in pg_types.ELEMENT_OF:
@@ -486,7 +491,8 @@ def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
             points += 3
         elif want in pg_types.REGISTERED and given in pg_types.INTEGERS:
             points += 2
-        # A row fits what takes rows of its relation. Names and arrays can be made texts.
+        # A row matches any parameter, which may take rows of its relation. Names and arrays can be
+        # converted to text.
         elif given != pg.RECORD and (
             want not in pg_types.TEXTUAL
             or (given not in pg_types.REGISTERED and given not in pg_types.ELEMENT_OF)
@@ -496,12 +502,12 @@ def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
 
 
 def decide_arguments(signature: FunctionSignature, arguments: list[TypedSql]) -> list[TypedSql]:
-    """Return arguments with the types that the function gives those of undecided type."""
+    """Give undecided arguments the types of the function's parameters."""
     decided = []
     parameters = _parameters(signature, len(arguments))
     for argument, want in zip(arguments, parameters, strict=False):
         if want in _POLYMORPHIC:
-            # A parameter needs a type; a constant may wait for the other arguments.
+            # A parameter needs a type now; a constant may get its type from other arguments.
             want = pg.TEXT if argument.parameter else pg.UNKNOWN
         decided.append(decide_type(argument, want))
     if pg.ANYARRAY in signature.arguments or 5078 in signature.arguments:
@@ -510,9 +516,9 @@ def decide_arguments(signature: FunctionSignature, arguments: list[TypedSql]) ->
 
 
 def _decide_elements(arguments: list[TypedSql]) -> list[TypedSql]:
-    """Return arguments of a function on arrays, with elements and arrays of one type."""
+    """Unify the types of arrays and elements in the arguments of a polymorphic array function."""
     arrays = [each.type for each in arguments if each.type in pg_types.ELEMENT_OF]
-    # None says what it is: braces tell an array, then one of texts.
+    # If no argument has an array type, constants with braces are arrays of text.
     if not arrays:
         return [
             decide_type(each, array_type(pg.TEXT)) if (each.literal or "").startswith("{") else each
@@ -526,8 +532,8 @@ def _decide_elements(arguments: list[TypedSql]) -> list[TypedSql]:
 
 
 def _return_type(name: str, signature: FunctionSignature | None, arguments: list[TypedSql]) -> int:
-    """Return the type of a call's value; of a set that of its elements."""
-    # Words of the standard, which are not in `pg_proc`.
+    """Return the result type of a call; for a set, the type of its elements."""
+    # Keywords of the SQL standard are not in `pg_proc`.
     if name in ("user", "current_role", "current_catalog"):
         return pg.NAME
     if signature is None:
@@ -544,7 +550,7 @@ def _return_type(name: str, signature: FunctionSignature | None, arguments: list
     arrays = [each for each in types if each in pg_types.ELEMENT_OF]
     if returns in _POLYMORPHIC_ARRAYS:
         return arrays[0] if arrays else array_type(common_type(types))
-    # `anyelement` is what the array has, where one was asked for.
+    # `anyelement` is the element type of the array argument, if there is one.
     if arrays and _POLYMORPHIC_ARRAYS.intersection(signature.arguments):
         return pg_types.ELEMENT_OF[arrays[0]]
     return common_type(types)

@@ -1,7 +1,7 @@
-"""PostgreSQL's types as the catalog groups and names them, and values of its answers as text.
+"""PostgreSQL's types, by group and name, and the text format of values in catalog answers.
 
-Values of a catalog answer are Python's: bool for `bool`, int for the integers and `oid`, float,
-str for all texts, list for arrays, and `ObjectReference` for `regclass` and its like.
+The values of a catalog answer are Python objects: bool for `bool`, int for integers and `oid`,
+float, str for text, list for arrays, and `ObjectReference` for types such as `regclass`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from actors.model.pgwire import type_oids as pg
 
 ELEMENT_OF: Final[dict[int, int]] = {
     **{array: element for element, array in pg.ARRAY_OF.items()},
-    # Vectors are subscripted and unnested as arrays are; only their text differs.
+    # Vectors are subscripted and unnested like arrays; only their text format differs.
     pg.INT2VECTOR: pg.INT2,
     pg.OIDVECTOR: pg.OID,
 }
-"""The element type of each array and vector type."""
+"""Maps each array and vector type to its element type."""
 
 VECTORS: Final = frozenset({pg.INT2VECTOR, pg.OIDVECTOR})
-"""Arrays that count from 0 and are written with blanks between."""
+"""Array types whose subscripts start at 0 and whose text format separates elements by spaces."""
 TEXTUAL: Final = frozenset(
     {pg.CHAR, pg.NAME, pg.TEXT, pg.UNKNOWN, pg.BPCHAR, pg.VARCHAR, pg.CSTRING, pg.PG_NODE_TREE}
 )
@@ -45,7 +45,7 @@ REGISTERED: Final = frozenset(
         pg.REGCOLLATION,
     }
 )
-"""OIDs that are read and written as names."""
+"""OID types whose text format is a name."""
 
 _SQL_NAMES: Final[dict[int, str]] = {
     pg.BOOL: "boolean",
@@ -65,7 +65,7 @@ _SQL_NAMES: Final[dict[int, str]] = {
     pg.TIMESTAMP: "timestamp without time zone",
     pg.TIMESTAMPTZ: "timestamp with time zone",
 }
-"""Types that the SQL standard names otherwise than the catalog does."""
+"""Standard SQL names of types, where they differ from the catalog's."""
 
 TYPE_SYNONYMS: Final[dict[str, str]] = {
     "boolean": "bool",
@@ -80,7 +80,7 @@ TYPE_SYNONYMS: Final[dict[str, str]] = {
     "dec": "numeric",
     "character varying": "varchar",
     "character": "bpchar",
-    # Without quotes it is CHARACTER; the type "char" is always written with them.
+    # Unquoted, it is CHARACTER. The type "char" is always quoted.
     "char": "bpchar",
     '"char"': "char",
     "timestamp without time zone": "timestamp",
@@ -89,11 +89,11 @@ TYPE_SYNONYMS: Final[dict[str, str]] = {
     "time with time zone": "timetz",
     "bit varying": "varbit",
 }
-"""Catalog names of the types that SQL has words for."""
+"""Maps SQL names of types to their catalog names."""
 
 
 class ObjectReference(str):
-    """The name of a catalog object, of type `regclass` or the like; `oid` is what it stands for."""
+    """A value of a type such as `regclass`: the object's name, with its OID in `oid`."""
 
     oid: int
 
@@ -104,26 +104,28 @@ class ObjectReference(str):
 
 
 def _time_precision(base: str, modifier: int) -> str:
-    """Return a time type with its precision, which stands before WITH and WITHOUT."""
+    """Insert the precision into the name of a time type, before WITH or WITHOUT."""
     head, _, zone = base.partition(" ")
     return f"{head}({modifier}) {zone}"
 
 
 def format_type(oid: int, modifier: int | None, name_of: Callable[[int], str | None]) -> str:
-    """Return a type as `format_type` writes it. `name_of` returns the name, qualified as needed,
-    of a type that SQL has no word for, and None for an unknown one.
+    """Return a type's name as PostgreSQL's `format_type` does.
+
+    `name_of` returns the name, qualified if necessary, of a type without a standard SQL name; None
+    if it is unknown.
 
     >>> format_type(1700, 786438, {}.get), format_type(1007, None, {}.get)
     ('numeric(12,2)', 'integer[]')
     """
     if oid == 0:
         return "-"
-    # A vector has a name of its own, int2vector.
+    # A vector type such as int2vector has its own name.
     if oid in ELEMENT_OF and oid not in VECTORS:
         return format_type(ELEMENT_OF[oid], modifier, name_of) + "[]"
     sized = modifier is not None and modifier >= 0
     if oid == pg.BPCHAR:
-        # With a modifier that says "none" it is the type itself, which is no CHARACTER(1).
+        # Modifier -1 means the type itself, which is not CHARACTER(1).
         if sized and modifier is not None:
             return f"character({modifier - 4})"
         return "character" if modifier is None else "bpchar"
@@ -145,20 +147,20 @@ _ARRAY_PLAIN: Final = re.compile(r'[^\s{}",\\]+')
 
 
 def _array_element(value: Any, element: int) -> str:
-    """Return one element as an array's text holds it, with quotes where they are needed."""
+    """Format an element for the text format of an array, quoted if necessary."""
     if value is None:
         return "NULL"
     if isinstance(value, list):
         return array_text(value, element)
     text = format_catalog_value(value, element) or ""
-    # The word NULL without quotes would be no text.
+    # An unquoted NULL would not be a text.
     if _ARRAY_PLAIN.fullmatch(text) and text.upper() != "NULL":
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def array_text(values: list[Any], element: int = pg.TEXT) -> str:
-    """Return an array as PostgreSQL writes it.
+    """Format an array as PostgreSQL does.
 
     >>> print(array_text(["a", "b c", None]))
     {a,"b c",NULL}
@@ -167,7 +169,7 @@ def array_text(values: list[Any], element: int = pg.TEXT) -> str:
 
 
 def format_catalog_value(value: Any, type_oid: int) -> str | None:
-    """Return a value of a catalog answer in PostgreSQL's text format; None for NULL.
+    """Format a value of a catalog answer in PostgreSQL's text format; None for NULL.
 
     >>> format_catalog_value([1, 2], 22), format_catalog_value(True, 16)
     ('1 2', 't')
@@ -175,7 +177,7 @@ def format_catalog_value(value: Any, type_oid: int) -> str | None:
     match value:
         case None:
             return None
-        # Before numbers: True is an int to Python.
+        # Before numbers, because bool is a subclass of int.
         case bool():
             return "t" if value else "f"
         case list():
@@ -183,7 +185,7 @@ def format_catalog_value(value: Any, type_oid: int) -> str | None:
                 return " ".join(map(str, value))
             return array_text(value, ELEMENT_OF.get(type_oid, pg.TEXT))
         case float():
-            # PostgreSQL writes whole floats without a point.
+            # PostgreSQL writes integral floats without a decimal point.
             return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
         case Decimal():
             return f"{value:f}"

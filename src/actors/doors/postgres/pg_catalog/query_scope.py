@@ -1,4 +1,4 @@
-"""Names that a query can see: the columns of its FROM, of the queries around it, and its CTEs."""
+"""The names that a query can use: columns of its FROM and of the enclosing queries, and CTEs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from actors.doors.postgres.pg_catalog.typed_sql import TypedSql
 from actors.model.pgwire.type_oids import CID, OID, TID, XID
 
 _SYSTEM_COLUMNS = {
-    # Values of a row that was never changed: clients only compare them with later ones.
+    # The values of a row that was never changed. Clients only compare them with later ones.
     "xmin": TypedSql("1", XID),
     "xmax": TypedSql("0", XID),
     "cmin": TypedSql("0", CID),
@@ -21,7 +21,7 @@ _SYSTEM_COLUMNS = {
 
 
 class RelationColumn(msgspec.Struct, frozen=True):
-    """A column that a query reads or makes: its name, and its name in SQLite."""
+    """A column of a relation or of a query's result; `sql` is its name in SQLite."""
 
     name: str
     sql: str
@@ -34,48 +34,49 @@ class RelationShape(msgspec.Struct, frozen=True):
 
     columns: tuple[RelationColumn, ...]
     oid: int = 0
-    """The OID of a system relation; 0: it is none."""
+    """The OID of a system relation; 0 for any other relation."""
 
 
 class ScopeSource(msgspec.Struct, frozen=True):
-    """One entry of FROM: its alias, and its columns as expressions."""
+    """One item of FROM: its alias, and its columns as expressions."""
 
     alias: str
     columns: tuple[tuple[str, TypedSql], ...]
     oid: int = 0
     scalar: bool = False
-    """True for a function's result of one column, which its alias names, too."""
+    """True for a function with a single result column, which the alias also names."""
 
     def find(self, name: str) -> list[TypedSql]:
-        """Return the columns of a name."""
+        """Return the columns with this name."""
         return [value for each, value in self.columns if each == name]
 
 
 class QueryScope:
-    """The names of one query, and through its parent those of the queries around it."""
+    """The names of one query and, through its parent, those of the enclosing queries."""
 
     def __init__(self, parent: QueryScope | None = None, *, lateral: bool = False) -> None:
         self.parent = parent
         self.sources: list[ScopeSource] = []
         self.merged: list[tuple[str, TypedSql]] = []
-        """Columns of joins by USING, which stand for those of both sides."""
+        """The columns of USING joins, each of which replaces one of either side."""
         self.ctes: dict[str, RelationShape] = {}
         self.aliases: dict[str, TypedSql] = {}
-        """Columns of the result by name, for ORDER BY and GROUP BY."""
+        """The columns of the result by name, for ORDER BY and GROUP BY."""
         self.outside: dict[str, str] | None = {} if lateral else None
-        """Values of the queries around a lateral subquery that it reads, and the names under which
-        they are bound, as such a subquery is run for itself; None: this is no such subquery."""
+        """For a LATERAL subquery, which runs as a separate statement: maps the values that it uses
+        of the enclosing queries to the names of their bindings. None for any other query."""
 
     def name_results(self, shape: RelationShape) -> None:
-        """Let ORDER BY and GROUP BY name the columns of the result; the first of a name counts."""
+        """Make the columns of the result available to ORDER BY and GROUP BY. The first column of a
+        name wins."""
         for column in shape.columns:
             value = TypedSql(column.sql, column.type, column.fields)
             self.aliases.setdefault(column.name, value)
 
     def find_cte(self, name: str) -> RelationShape | None:
-        """Return the shape of a CTE that is visible here."""
+        """Return the shape of a visible CTE; None if there is none with this name."""
         scope: QueryScope | None = self
-        # A CTE of an inner query hides an outer one of its name.
+        # A CTE of an inner query hides an outer one with the same name.
         while scope is not None:
             if name in scope.ctes:
                 return scope.ctes[name]
@@ -83,7 +84,8 @@ class QueryScope:
         return None
 
     def resolve(self, table: str, name: str) -> TypedSql | None:
-        """Return a column by its name, qualified or not (""); None if there is none."""
+        """Return a column by its name, with the qualifier `table` or "" for none; None if it does
+        not exist."""
         found = self._find(table, name)
         if found is not None or self.parent is None:
             return found
@@ -91,18 +93,18 @@ class QueryScope:
         return outer and self.carry_in(outer)
 
     def carry_in(self, value: TypedSql) -> TypedSql:
-        """Return a value of the queries around this one as this one reads it."""
+        """Return a value of an enclosing query in the form in which this query can use it."""
         if self.outside is None:
             return value
         bound = self.outside.setdefault(value.sql, f":l{len(self.outside)}")
         return TypedSql(bound, value.type, value.fields)
 
     def carry_in_all(self, value: TypedSql) -> TypedSql:
-        """Return a value that stands outside of all queries, as a parameter does."""
+        """Return a value from outside all queries, such as a parameter, for use in this query."""
         return self.carry_in(self.parent.carry_in_all(value) if self.parent else value)
 
     def source(self, alias: str) -> ScopeSource | None:
-        """Return an entry of FROM by its alias, here or around."""
+        """Return an item of FROM of this query or an enclosing one, by its alias."""
         for each in self.sources:
             if each.alias == alias:
                 return each
@@ -110,7 +112,7 @@ class QueryScope:
 
     def _find(self, table: str, name: str) -> TypedSql | None:
         if not table:
-            # USING makes one column of two: it is not ambiguous.
+            # USING merges two columns into one, so the name is not ambiguous.
             merged = [value for each, value in self.merged if each == name]
             if merged:
                 return merged[0]
@@ -121,7 +123,7 @@ class QueryScope:
         if found:
             return found[0]
         if not table:
-            # FROM f() AS x makes x a name of the only column.
+            # In FROM f() AS x, x also names the only column.
             scalars = [each for each in self.sources if each.scalar and each.alias == name]
             if scalars:
                 return scalars[0].columns[0][1]
@@ -130,7 +132,7 @@ class QueryScope:
     def _find_system_column(
         self, sources: list[ScopeSource], table: str, name: str
     ) -> TypedSql | None:
-        # Only tables have them; a subquery has what it selects.
+        # Only tables have system columns; a subquery has only what it selects.
         stored = [each for each in sources if each.oid]
         if not stored or (not table and len(stored) > 1):
             return None
@@ -139,7 +141,7 @@ class QueryScope:
         return _SYSTEM_COLUMNS.get(name)
 
     def star(self, table: str = "") -> Iterator[tuple[str, TypedSql]]:
-        """Yield the columns that ``*`` or ``table.*`` stands for."""
+        """Yield the names and expressions of the columns of ``*`` or ``table.*``."""
         if not table:
             yield from self.merged
         merged = set() if table else {name for name, _ in self.merged}

@@ -1,4 +1,4 @@
-"""The names that PostgreSQL gives to columns of a result that have none."""
+"""The names that PostgreSQL gives to unnamed columns of a result."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ _WORDS: Final[dict[Any, str]] = {
 
 
 def result_name(node: Any) -> str:
-    """Return the name of a result's column, from the expression that makes it."""
+    """Return the name of a result's column for its expression."""
     return _find_name(node)[0] or NO_NAME
 
 
 def _find_name(node: Any) -> tuple[str, int]:
-    """Return the name that an expression gives, and how good it is: a type's is weak, and gives
-    way to the word CASE; "" if there is none."""
+    """Return the name that an expression suggests ("" if none), and the name's strength.
+
+    The name of a type is weak: "case" overrides it.
+    """
     if isinstance(node, exp.Paren | exp.Collate | exp.Window | exp.Filter | exp.Bracket):
         return _find_name(node.this)
-    # A column, a field and a function name what they return.
+    # Columns, fields and functions give their own name.
     if isinstance(node, exp.Column):
         return identifier_name(node.this), _STRONG
     if isinstance(node, exp.Dot):
@@ -60,6 +62,6 @@ def _find_name(node: Any) -> tuple[str, int]:
 
 
 def _type_name(node: Any) -> str:
-    # Of an array the element's name, as PostgreSQL does.
+    # For an array type, PostgreSQL uses the name of the element type.
     text = str(node.args.get("kind") or "").removesuffix("[]")
     return text.partition("(")[0].strip('"')

@@ -1,7 +1,7 @@
-"""PostgreSQL's functions on texts, arrays and JSON that catalog queries use. Pure.
+"""PostgreSQL's functions on text, arrays and JSON that catalog queries use. Pure.
 
-Arguments and results are as SQLite holds them: flags are 0 and 1, arrays are JSON texts. A
-function is not called with a NULL unless it is in `NULL_TAKERS`, as in PostgreSQL.
+Arguments and results are values as SQLite stores them: Booleans are 0 and 1, arrays are JSON text.
+As in PostgreSQL, a function is not called with NULLs unless it is in `NULL_TAKERS`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ _ESCAPES: Final = {r"\m": r"\b(?=\w)", r"\M": r"\b(?<=\w)", r"\y": r"\b", r"\A":
 
 @lru_cache(maxsize=256)
 def compile_pattern(pattern: str, flags: str = "") -> re.Pattern[str]:
-    """Return a PostgreSQL pattern as Python's. The two agree but for the classes' names and the
-    escapes for word boundaries. Raises `CatalogQueryError`.
+    """Translate a PostgreSQL regular expression to Python.
+
+    The two differ only in the names of classes and the escapes for word boundaries. Raises
+    `CatalogQueryError`.
 
     >>> bool(compile_pattern("^(orders|[[:digit:]]+)$").search("12"))
     True
@@ -50,10 +52,10 @@ def compile_pattern(pattern: str, flags: str = "") -> re.Pattern[str]:
         pattern = pattern.replace(name, text)
     for escape, text in _ESCAPES.items():
         pattern = pattern.replace(escape, text)
-    # PostgreSQL's *** prefixes choose the kind of pattern; the one that is used makes it literal.
+    # The prefix ***= marks a literal string.
     if pattern.startswith("***="):
         pattern = re.escape(pattern[4:])
-    # A dot matches line breaks in PostgreSQL unless it is told otherwise.
+    # In PostgreSQL, a dot matches line breaks unless the flag n is given.
     options = re.DOTALL if "n" not in flags else re.MULTILINE
     if "i" in flags:
         options |= re.IGNORECASE
@@ -64,18 +66,18 @@ def compile_pattern(pattern: str, flags: str = "") -> re.Pattern[str]:
 
 
 def match_pattern(text: str, pattern: str, flags: str = "") -> int:
-    """Return whether a text matches a pattern somewhere: PostgreSQL's ``~``, and ``~*`` by the
+    """Return whether a pattern matches anywhere in a text: PostgreSQL's ``~``, or ``~*`` with the
     flag ``i``."""
     return int(compile_pattern(pattern, flags).search(str(text)) is not None)
 
 
 def _python_template(replacement: str) -> str:
-    r"""Return a replacement with ``\1`` and ``\&`` as Python writes them."""
+    r"""Translate ``\1`` and ``\&`` in a replacement to Python."""
     return replacement.replace(r"\&", r"\g<0>")
 
 
 def replace_pattern(text: str, pattern: str, replacement: str, flags: str = "") -> str:
-    """Return a text with the first match replaced, or all by the flag ``g``."""
+    """Replace the first match in a text, or all with the flag ``g``."""
     count = 0 if "g" in flags else 1
     compiled = compile_pattern(pattern, flags.replace("g", ""))
     return compiled.sub(_python_template(replacement), text, count=count)
@@ -92,15 +94,15 @@ def match_groups(text: str, pattern: str, flags: str = "") -> str | None:
 
 
 def find_all_groups(text: str, pattern: str, flags: str = "") -> str:
-    """Return an array of the groups of the first match, or of all by the flag ``g``."""
+    """Return an array with the groups of the first match, or of all with the flag ``g``."""
     found = compile_pattern(pattern, flags.replace("g", "")).finditer(text)
     rows = [_groups(each) for each in found]
     return array_json(rows if "g" in flags else rows[:1])
 
 
 def split_by_pattern(text: str, pattern: str, flags: str = "") -> str:
-    """Return the parts of a text between matches."""
-    # Not by re.split, which adds the groups to the parts.
+    """Return an array of the parts of a text between matches."""
+    # Avoid re.split, which would insert the groups between the parts.
     compiled = compile_pattern(pattern, flags)
     parts, start = [], 0
     for found in compiled.finditer(text):
@@ -114,8 +116,8 @@ def split_by_pattern(text: str, pattern: str, flags: str = "") -> str:
 
 
 def take_substring(text: str, start: int | str, count: int | None = None) -> str | None:
-    """Return `count` characters from the place `start`, which counts from 1; of a pattern the part
-    that matches it, or its first group."""
+    """Return `count` characters starting at position `start`, counted from 1. If `start` is a
+    pattern, return its match, or its first group."""
     if isinstance(start, str):
         found = compile_pattern(start).search(text)
         return _groups(found)[0] if found else None
@@ -124,7 +126,8 @@ def take_substring(text: str, start: int | str, count: int | None = None) -> str
 
 
 def split_part(text: str, separator: str, number: int) -> str:
-    """Return a part between separators, from 1, or from the end by a negative number."""
+    """Return the part with this number between separators, counted from 1, or from the end if
+    negative."""
     parts = text.split(separator) if separator else [text]
     at = number - 1 if number > 0 else len(parts) + number
     return parts[at] if 0 <= at < len(parts) else ""
@@ -134,7 +137,7 @@ _DIRECTIVE: Final = re.compile(r"%(?:(\d+)\$)?(-?)(\d*)([sIL%])")
 
 
 def format_text(template: str, *values: Any) -> str:
-    """Return a template with ``%s``, ``%I`` and ``%L`` filled in."""
+    """Fill in ``%s``, ``%I`` and ``%L`` in a template."""
     place = iter(range(len(values)))
 
     def fill(found: re.Match[str]) -> str:
@@ -157,24 +160,24 @@ def format_text(template: str, *values: Any) -> str:
 
 
 def pad_left(text: str, length: int, fill: str = " ") -> str:
-    """Return a text filled up, or cut, to a length."""
+    """Pad a text on the left, or truncate it, to a length."""
     missing = length - len(text)
     return text[:length] if missing <= 0 or not fill else (fill * missing)[:missing] + text
 
 
 def pad_right(text: str, length: int, fill: str = " ") -> str:
-    """Return a text filled up, or cut, to a length."""
+    """Pad a text on the right, or truncate it, to a length."""
     missing = length - len(text)
     return text[:length] if missing <= 0 or not fill else text + (fill * missing)[:missing]
 
 
 def take_left(text: str, count: int) -> str:
-    """Return the first characters, or all but the last by a negative count."""
+    """Return the first `count` characters; if negative, all but the last ones."""
     return text[:count]
 
 
 def take_right(text: str, count: int) -> str:
-    """Return the last characters, or all but the first by a negative count."""
+    """Return the last `count` characters; if negative, all but the first ones."""
     return text[-count:] if count > 0 else ("" if count == 0 else text[-count:])
 
 
@@ -182,13 +185,13 @@ _SIZES: Final = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 def format_size(size: int) -> str:
-    """Return a size in bytes as people read it.
+    """Format a size in bytes for people.
 
     >>> format_size(8192), format_size(123456789)
     ('8192 bytes', '118 MB')
     """
     value, unit = float(size), 0
-    # PostgreSQL goes on to the next unit at 10 times 1024, and rounds half up.
+    # PostgreSQL switches to the next unit at 10 * 1024, and rounds half up.
     while abs(value) >= 10 * 1024 and unit < len(_SIZES) - 1:
         value /= 1024
         unit += 1
@@ -199,7 +202,7 @@ def format_size(size: int) -> str:
 
 
 def join_array(array: str | None, separator: str | None, null: str | None = None) -> str | None:
-    """Return an array's elements with a separator between; NULLs are left out, or named."""
+    """Join an array's elements with a separator. NULLs are omitted, or replaced by `null`."""
     if array is None or separator is None:
         return None
     flat: list[Any] = []
@@ -216,20 +219,21 @@ def join_array(array: str | None, separator: str | None, null: str | None = None
 
 
 def split_text(text: str, separator: str | None, null: str | None = None) -> str | None:
-    """Return a text's parts as an array."""
+    """Split a text into an array: at a separator, or into characters if it is NULL. Parts equal to
+    `null` become NULL."""
     if text is None:
         return None
     if separator is None:
         parts = list(text)
     else:
         parts = text.split(separator) if separator else [text]
-    # An empty text has no parts, rather than an empty one.
+    # An empty text has no parts, instead of a single empty one.
     parts = parts if text else []
     return array_json(None if null is not None and part == null else part for part in parts)
 
 
 def array_length(array: str, dimension: int = 1) -> int | None:
-    """Return the length of an array's dimension; NULL of an empty one."""
+    """Return the length of a dimension of an array; NULL if it is empty."""
     values = json.loads(array)
     for _ in range(dimension - 1):
         values = values[0] if values and isinstance(values[0], list) else []
@@ -237,13 +241,13 @@ def array_length(array: str, dimension: int = 1) -> int | None:
 
 
 def count_elements(array: str) -> int:
-    """Return how many elements an array has, in all dimensions."""
+    """Return the total number of elements of an array."""
     values = json.loads(array)
     return sum(len(each) if isinstance(each, list) else 1 for each in values)
 
 
 def array_position(array: str, wanted: Any, start: int = 1) -> int | None:
-    """Return the place of a value in an array; NULL if it is not there."""
+    """Return the position of a value in an array, counted from 1; NULL if it is missing."""
     values = json.loads(array)
     for at in range(start - 1, len(values)):
         if values[at] == wanted:
@@ -252,7 +256,7 @@ def array_position(array: str, wanted: Any, start: int = 1) -> int | None:
 
 
 def array_subscript(array: str, at: int) -> Any:
-    """Return the element at a place from 0; NULL beyond the ends."""
+    """Return the element at a position, counted from 0; NULL beyond the ends."""
     values = json.loads(array)
     if not 0 <= at < len(values):
         return None
@@ -261,24 +265,24 @@ def array_subscript(array: str, at: int) -> Any:
 
 
 def array_slice(array: str, low: int | None, high: int | None) -> str:
-    """Return the elements between two places, both included, from 0."""
+    """Return the elements between two positions, counted from 0, both inclusive."""
     values = json.loads(array)
     end = len(values) if high is None else max(high + 1, 0)
     return array_json(values[max(low or 0, 0) : end])
 
 
 def array_append(array: str | None, value: Any) -> str:
-    """Return an array with one more element."""
+    """Append an element to an array."""
     return array_json([*json.loads(array or "[]"), value])
 
 
 def array_prepend(value: Any, array: str | None) -> str:
-    """Return an array with one more element before the others."""
+    """Prepend an element to an array."""
     return array_json([value, *json.loads(array or "[]")])
 
 
 def array_concat(left: str | None, right: str | None) -> str | None:
-    """Return the elements of two arrays."""
+    """Concatenate two arrays."""
     if left is None or right is None:
         return left if right is None else right
     return array_json([*json.loads(left), *json.loads(right)])
@@ -290,7 +294,7 @@ def array_remove(array: str, value: Any) -> str:
 
 
 def array_contains(array: str, other: str) -> int:
-    """Return whether an array holds all of another's elements: ``@>``."""
+    """Return whether an array contains all elements of another: ``@>``."""
     held = json.loads(array)
     return int(all(each in held for each in json.loads(other)))
 
@@ -302,35 +306,34 @@ def arrays_overlap(array: str, other: str) -> int:
 
 
 SERIES_MAX: Final = 100_000
-"""Numbers that `generate_series` may make: a catalog query counts columns, or days of a year."""
+"""Maximum length of a `generate_series`. Catalog queries enumerate columns, or days of a year."""
 
 
 def make_series(start: int, stop: int, step: int = 1) -> str:
-    """Return the numbers from start to stop, as an array. Raises `CatalogQueryError`."""
+    """Return an array of the numbers from start to stop (inclusive). Raises `CatalogQueryError`."""
     if abs(stop - start) > SERIES_MAX * abs(step):
         raise CatalogQueryError(
-            f"generate_series makes at most {SERIES_MAX} numbers here", PROGRAM_LIMIT
+            f"generate_series: too many numbers (limit {SERIES_MAX})", PROGRAM_LIMIT
         )
     return array_json(range(start, stop + (1 if step > 0 else -1), step))
 
 
 def make_subscripts(array: str, dimension: int, first: int) -> str:
-    """Return the places of an array's elements, which begin at `first`."""
+    """Return the subscripts of an array's elements, which start at `first`."""
     count = array_length(array, dimension) or 0
     return array_json(range(first, first + count))
 
 
 def zip_arrays(*arrays: str | None) -> str:
-    """Return the rows of `unnest` of several arrays: the shorter ones are filled up with NULLs."""
+    """Return the rows of `unnest` with several arrays; shorter ones are padded with NULLs."""
     held = [json.loads(array or "[]") for array in arrays]
-    # Side by side, as PostgreSQL does.
     rows = zip_longest(*held)
     return array_json({f"f{at}": value for at, value in enumerate(row, start=1)} for row in rows)
 
 
 def write_array(value: str, type_oid: int) -> str:
-    """Return the text of an array, vector or record that is held as JSON."""
-    # A record, whose fields are by name.
+    """Format an array, vector or record, stored as JSON, in PostgreSQL's text format."""
+    # Records are JSON objects.
     held = json.loads(value)
     if isinstance(held, dict):
         texts = ("" if each is None else str(each) for each in held.values())
@@ -341,7 +344,7 @@ def write_array(value: str, type_oid: int) -> str:
 
 
 def array_of_texts(value: str, element: int) -> str:
-    """Return an array with its elements' texts in their place."""
+    """Convert the elements of an array, of type `element`, to text."""
 
     def shown(held: Any) -> Any:
         if isinstance(held, list):
@@ -357,53 +360,54 @@ def array_of_texts(value: str, element: int) -> str:
 
 
 def _json_value(value: Any, kind: str) -> Any:
-    """Return a held value as JSON's: `kind` is b for a flag, j for JSON or an array, else x."""
+    """Convert a stored value for JSON: `kind` is b for a Boolean, j for JSON or an array, else
+    x."""
     if value is None or kind == "x":
         return value
     return bool(value) if kind == "b" else json.loads(value)
 
 
 def _write_json(value: Any) -> str:
-    # With a blank before and behind the colon, as PostgreSQL writes what it builds.
+    # PostgreSQL puts spaces around the colon in the JSON that it builds.
     return json.dumps(value, separators=(", ", " : "), ensure_ascii=False)
 
 
 def build_json_object(kinds: str, *values: Any) -> str:
-    """Return an object of keys and values in turn; `kinds` has a letter for each."""
+    """Build an object from alternating keys and values; `kinds` has a letter for each."""
     made = [_json_value(value, kind) for value, kind in zip(values, kinds, strict=True)]
     return _write_json(dict(zip((str(key) for key in made[::2]), made[1::2], strict=True)))
 
 
 def build_json_array(kinds: str, *values: Any) -> str:
-    """Return an array of values."""
+    """Build a JSON array; `kinds` has a letter for each value."""
     made = [_json_value(value, kind) for value, kind in zip(values, kinds, strict=True)]
     return json.dumps(made, separators=(", ", " : "), ensure_ascii=False)
 
 
 def value_to_json(kinds: str, value: Any) -> str:
-    """Return one value as JSON."""
+    """Convert one value to JSON; `kinds` is its letter."""
     return _write_json(_json_value(value, kinds))
 
 
 def quote_nullable(value: Any) -> str:
-    """Return a value as an SQL constant, NULL too."""
+    """Quote a value as an SQL literal, or return NULL."""
     return "NULL" if value is None else quote_literal(str(value))
 
 
 def encoding_name(number: int) -> str:
-    """Return the name of an encoding."""
+    """Return the name of an encoding; "" if it is unknown."""
     return {0: "SQL_ASCII", 6: "UTF8", 8: "LATIN1"}.get(number, "")
 
 
 def encoding_number(name: str) -> int:
-    """Return the number of an encoding; -1 of an unknown one."""
+    """Return the number of an encoding; -1 if it is unknown."""
     return {"utf8": 6, "unicode": 6, "sqlascii": 0, "latin1": 8}.get(
         name.lower().replace("-", "").replace("_", ""), -1
     )
 
 
 def option_rows(options: str | None) -> str:
-    """Return the rows of `pg_options_to_table`: names and values of options."""
+    """Return the rows of `pg_options_to_table`: the names and values of options."""
     rows = [str(option).partition("=") for option in json.loads(options or "[]")]
     return array_json(
         {"option_name": name, "option_value": value if mark else None} for name, mark, value in rows
@@ -411,7 +415,7 @@ def option_rows(options: str | None) -> str:
 
 
 def expand_array(array: str, first: int = 1) -> str:
-    """Return the rows of `information_schema._pg_expandarray`: elements with their places."""
+    """Return the rows of `information_schema._pg_expandarray`: elements with their positions."""
     del first
     return array_json({"x": value, "n": at} for at, value in enumerate(json.loads(array), start=1))
 
@@ -433,7 +437,7 @@ _PRIVILEGES: Final = {
     "A": "ALTER SYSTEM",
 }
 _DEFAULT_PRIVILEGES: Final = {
-    # Those of the owner, then those of everybody.
+    # The owner's privileges, then those of PUBLIC.
     "r": ("arwdDxt", ""),
     "S": ("rwU", ""),
     "f": ("X", "X"),
@@ -449,20 +453,20 @@ _ACL_ITEM: Final = re.compile(r'("(?:[^"]|"")*"|[^=]*)=([^/]*)/(.*)', re.S)
 
 
 def default_privileges(kind: str, owner: str) -> str:
-    """Return the privileges of an object that nobody was granted any, as `acldefault` does."""
+    """Return the privileges of an object without any grants, as `acldefault` does."""
     owned, public = _DEFAULT_PRIVILEGES.get(kind, ("", ""))
     items = [f"={public}/{owner}"] if public else []
     return array_json([*items, f"{owner}={owned}/{owner}"] if owned else items)
 
 
 def explode_privileges(items: str | None, role_oids: Callable[[str], int]) -> str:
-    """Return the rows of `aclexplode`; `role_oids` returns the OID of a role, 0 of everybody."""
+    """Return the rows of `aclexplode`; `role_oids` returns the OID of a role, 0 for PUBLIC."""
     rows = []
     for item in json.loads(items or "[]"):
         found = _ACL_ITEM.fullmatch(item)
         if found is None:
-            raise CatalogQueryError(f"malformed privileges {item!r}", NOT_SUPPORTED)
-        # A star says that the right may be passed on.
+            raise CatalogQueryError(f"invalid privileges {item!r}", NOT_SUPPORTED)
+        # A star marks a privilege with grant option.
         for letter, option in re.findall(r"([a-zA-Z])(\*?)", found[2]):
             rows.append(
                 {
@@ -476,7 +480,7 @@ def explode_privileges(items: str | None, role_oids: Callable[[str], int]) -> st
 
 
 def hash_text(text: str) -> str:
-    """Return the MD5 of a text in hexadecimal."""
+    """Return the MD5 hash of a text in hexadecimal."""
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -522,7 +526,7 @@ PURE_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "parse_ident": lambda text, strict=1: array_json(split_name(text)),
     "_pg_expandarray": expand_array,
 }
-"""By PostgreSQL's name. What returns a set returns it as an array."""
+"""Maps PostgreSQL's names to functions. A set-returning function returns an array."""
 
 NULL_TAKERS: Final = frozenset(
     {
@@ -538,7 +542,7 @@ NULL_TAKERS: Final = frozenset(
         "string_to_table",
     }
 )
-"""Functions that are called with NULLs, too."""
+"""Functions of `PURE_FUNCTIONS` that are also called with NULLs."""
 
 OPERATOR_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "pg_subscript": array_subscript,
@@ -554,7 +558,7 @@ OPERATOR_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "pg_json_value": value_to_json,
     "pg_zip_arrays": zip_arrays,
 }
-"""Functions that operators and special syntax become, by their names in SQLite."""
+"""Functions that implement operators and special syntax, by their names in SQLite."""
 OPERATOR_NULL_TAKERS: Final = frozenset(
     {
         "pg_slice",
@@ -564,4 +568,4 @@ OPERATOR_NULL_TAKERS: Final = frozenset(
         "pg_zip_arrays",
     }
 )
-"""Those of them that are called with NULLs, too."""
+"""Functions of `OPERATOR_FUNCTIONS` that are also called with NULLs."""

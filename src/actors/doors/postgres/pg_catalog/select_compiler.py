@@ -1,13 +1,14 @@
-"""PostgreSQL's SELECT in SQLite's SQL: FROM, joins, sets in the select list, CTEs, LATERAL.
+"""Compiles PostgreSQL's SELECT to SQLite's SQL: FROM, joins, sets, CTEs, LATERAL.
 
-Every query's result has columns with names of our own (``_o1``, ``_o2``, …), as PostgreSQL allows
-equal names and none. A function that returns a set becomes an array that `json_each` takes apart;
-in the select list it moves to FROM:
+The result columns of every query get generated names (``_o1``, ``_o2``, …), because PostgreSQL
+allows duplicate and missing names. A set-returning function becomes an array that `json_each`
+expands; in the select list it moves to FROM:
 
     SELECT i.indrelid, unnest(i.indkey) FROM pg_index i
     SELECT i.indrelid AS _o1, _s1.value AS _o2 FROM pg_index AS i JOIN json_each(i.indkey) AS _s1
 
-A LATERAL subquery, which SQLite has not, is run by a function of its own for each row.
+SQLite does not support LATERAL: a function runs such a subquery as a separate statement for each
+row.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ from actors.model.pgwire.quoting import quote_name, quote_text
 from actors.model.pgwire.type_oids import INT8, RECORD, TEXT
 
 FindRelation = Callable[[str, str], tuple[str, RelationShape] | None]
-"""Returns the name in SQLite, and the columns, of a system relation by schema ("": none given)
-and name."""
+"""Returns the name in SQLite and the columns of a system relation, by schema ("" for none) and
+name; None if it does not exist."""
 _ON_TRUE: Final = "1"
 _SELECT_PARTS: Final = (
     *("with_", "distinct", "expressions", "from_", "joins", "laterals", "where", "group"),
@@ -68,7 +69,7 @@ _SELECT_PARTS: Final = (
 
 
 class SelectCompiler:
-    """Compiles one query text, and all queries in it."""
+    """Compiles one query text, including all of its subqueries."""
 
     def __init__(
         self,
@@ -87,14 +88,14 @@ class SelectCompiler:
         self._base = lateral_base
         self._counter = 0
         self.laterals: dict[str, str] = {}
-        """The SQL of LATERAL subqueries by name."""
+        """The SQL of LATERAL subqueries by name, collected while compiling."""
         self.relations: set[str] = set()
-        """The system relations that are read, by their names in SQLite."""
+        """The system relations that the query reads, by their names in SQLite."""
 
     def compile_query(self, node: Any, parent: QueryScope | None = None) -> CompiledQuery:
-        """Return a query's SQL and its columns. Raises `CatalogQueryError`."""
+        """Compile a query. Return its SQL and its columns. Raises `CatalogQueryError`."""
         scope = QueryScope(parent)
-        # Parentheses around a whole query.
+        # A query in parentheses.
         if isinstance(node, exp.Subquery):
             return self._compile_wrapped(node, scope)
         head = self._compile_with(node, scope)
@@ -106,7 +107,8 @@ class SelectCompiler:
             sql, shape = self._compile_values(node, scope)
         else:
             raise CatalogQueryError(
-                f"a catalog query is a SELECT, not {type(node).__name__}", SYNTAX_ERROR
+                f"{type(node).__name__} is not supported in a catalog query: use SELECT",
+                SYNTAX_ERROR,
             )
         return head + sql, shape
 
@@ -130,7 +132,7 @@ class SelectCompiler:
             else:
                 sql, shape = self.compile_query(cte.this, scope)
                 shape = _renamed(shape, given)
-            # Later CTEs and the query itself see it.
+            # The CTE is visible to later CTEs and to the query itself.
             scope.ctes[name] = shape
             columns = ", ".join(column.sql for column in shape.columns)
             parts.append(f"{quote_name(name)}({columns}) AS ({sql})")
@@ -139,7 +141,7 @@ class SelectCompiler:
     def _compile_recursive(
         self, name: str, given: list[str], node: Any, scope: QueryScope
     ) -> CompiledQuery:
-        """Compile a CTE that may read itself: its first part says what its columns are."""
+        """Compile a CTE that may read itself. Its first part determines the columns."""
         sql, shape = self.compile_query(node.this, scope)
         shape = _renamed(shape, given)
         scope.ctes[name] = shape
@@ -164,21 +166,23 @@ class SelectCompiler:
         word = {exp.Union: "UNION", exp.Intersect: "INTERSECT", exp.Except: "EXCEPT"}[type(node)]
         if not node.args.get("distinct"):
             if word != "UNION":
-                raise CatalogQueryError(f"{word} ALL is not supported here", NOT_SUPPORTED)
+                raise CatalogQueryError(
+                    f"{word} ALL is not supported in a catalog query", NOT_SUPPORTED
+                )
             word = "UNION ALL"
         sql = f"{_arm_sql(left, shape)} {word} {_arm_sql(right, shape)}"
         return self._wrap(node, scope, (sql, shape))
 
     def _compile_wrapped(self, node: Any, scope: QueryScope) -> CompiledQuery:
-        """Compile a query in parentheses, which may have an ORDER BY or LIMIT behind them."""
+        """Compile a query in parentheses, which an ORDER BY or LIMIT may follow."""
         head = self._compile_with(node, scope)
         return self._wrap(node, scope, self.compile_query(node.this, scope), head)
 
     def _wrap(
         self, node: Any, scope: QueryScope, query: CompiledQuery, head: str = ""
     ) -> CompiledQuery:
-        """Return a query with its CTEs, ORDER BY and LIMIT around it: SQLite orders a union by its
-        columns alone, and a query around it by expressions, too."""
+        """Wrap a query in one with its CTEs, ORDER BY and LIMIT. SQLite can order a union only by
+        its columns, but a query around it also by expressions."""
         sql, shape = query
         scope.name_results(shape)
         tail = self._compile_order(node, scope, shape) + self._compile_limit(node, scope)
@@ -194,7 +198,7 @@ class SelectCompiler:
             ", ".join(decide_type(value, kind).sql for value, kind in zip(row, types, strict=True))
             for row in rows
         ]
-        # SQLite calls the columns as PostgreSQL does.
+        # SQLite names the columns of VALUES as PostgreSQL does.
         columns = tuple(
             RelationColumn(f"column{at}", f"_o{at}", kind) for at, kind in enumerate(types, start=1)
         )
@@ -209,11 +213,11 @@ class SelectCompiler:
         source = self._compile_from(node, scope)
         sets: dict[str, tuple[str, TypedSql]] = {}
         outputs = list(self._compile_outputs(node, scope, sets))
-        # After the select list, which says which sets there are.
+        # After the select list, which determines the sets.
         source += _join_sets(sets, has_from=bool(source))
         columns = []
         for at, (name, value) in enumerate(outputs, start=1):
-            # A constant that nothing has given a type is a text in a result.
+            # In a result, a constant of undecided type is text.
             kind = TEXT if value.undecided else value.type
             self.parameters.decide(decide_type(value, kind))
             columns.append(RelationColumn(name, f"_o{at}", kind, value.fields))
@@ -258,18 +262,17 @@ class SelectCompiler:
     def _compile_output(
         self, node: Any, scope: QueryScope, sets: dict[str, tuple[str, TypedSql]]
     ) -> TypedSql:
-        """Compile an entry of the select list, which may be a set or a field of one."""
+        """Compile an item of the select list, which may contain a set-returning function."""
         found = self._find_set(node)
         if found is None:
             return self.expressions.compile(node, scope)
         made = self.expressions.calls.compile_call(found, scope)
-        # Equal sets of one list go hand in hand: they are one.
-        # PostgreSQL, too, makes rows of equal calls once a row.
+        # Equal calls in one select list advance together, so they share one source.
         alias, _ = sets.setdefault(made.sql, (self._next_alias("s"), made))
         value = TypedSql(f"{alias}.value", made.type, made.fields)
         if found is node:
             return value
-        # What is around the set is compiled with the set's rows in its place.
+        # Compile the expression around the set with the set's current row in its place.
         scope.sources.append(ScopeSource(alias, (("value", value),)))
         place = exp.Column(
             this=exp.Identifier(this="value", quoted=True),
@@ -286,8 +289,8 @@ class SelectCompiler:
         return made_around
 
     def _find_set(self, node: Any) -> Any:
-        """Return the call in an expression that returns a set, if there is one."""
-        # A set in a subquery is that one's own.
+        """Return the call of a set-returning function in an expression; None if there is none."""
+        # A set in a subquery belongs to that subquery.
         if isinstance(node, exp.Query):
             return None
         if self._functions.returns_set(called_name(node)):
@@ -312,19 +315,19 @@ class SelectCompiler:
         return text
 
     def _input_key(self, node: Any, scope: QueryScope, outputs: list[tuple[str, TypedSql]]) -> str:
-        """Return a key of GROUP BY: a value, the name of one of the result's, or its place."""
+        """Compile a key of GROUP BY: an expression, or the name or position of a result column."""
         if isinstance(node, exp.Literal) and not node.is_string:
             return outputs[_place_in(node, len(outputs)) - 1][1].sql
         if isinstance(node, exp.Column) and not node.args.get("table"):
             name = identifier_name(node.this)
             named = [value for each, value in outputs if each == name]
-            # The input's columns go before the result's.
+            # Columns of the input take precedence over those of the result.
             if named and scope.resolve("", name) is None:
                 return named[0].sql
         return self.expressions.compile(node, scope).sql
 
     def _compile_order(self, node: Any, scope: QueryScope, shape: RelationShape) -> str:
-        """Return ORDER BY, whose keys are places and names of the result, or values."""
+        """Compile ORDER BY. Its keys are names or positions of result columns, or expressions."""
         terms = []
         order = node.args.get("order")
         for each in order.expressions if order is not None else ():
@@ -343,16 +346,16 @@ class SelectCompiler:
         return f" ORDER BY {', '.join(terms)}" if terms else ""
 
     def _compile_limit(self, node: Any, scope: QueryScope) -> str:
-        """Return LIMIT and OFFSET. Locks are left out: nothing here is changed."""
+        """Compile LIMIT and OFFSET. Locking clauses are ignored, because nothing here changes."""
         text = ""
         limit, offset = node.args.get("limit"), node.args.get("offset")
         if limit is not None and not (isinstance(limit, exp.Limit) and limit.is_limit_all):
-            # WITH TIES is among them.
+            # Refuses WITH TIES.
             if limit.args.get("limit_options"):
                 refuse_unread(limit.args["limit_options"], "rows")
             count = limit.args.get("count") if isinstance(limit, exp.Fetch) else limit.expression
             text += f" LIMIT {self._compile_count(count, scope) if count is not None else '1'}"
-        # SQLite has no OFFSET without LIMIT.
+        # SQLite does not support OFFSET without LIMIT.
         elif offset is not None:
             text += " LIMIT -1"
         if offset is not None:
@@ -361,7 +364,7 @@ class SelectCompiler:
 
     def _compile_count(self, node: Any, scope: QueryScope) -> str:
         value = self.expressions.compile_as(node, scope, INT8)
-        # NULL stands for no limit; SQLite's word for it is -1.
+        # NULL means no limit, which is -1 in SQLite.
         return f"coalesce({value.sql}, -1)"
 
     def _distinct_on(
@@ -372,8 +375,8 @@ class SelectCompiler:
         select: str,
         body: str,
     ) -> str:
-        """Compile DISTINCT ON by numbering the rows, and those of each key, in the order asked
-        for."""
+        """Compile DISTINCT ON, by numbering all rows and those of each key in the requested
+        order."""
         keys = [
             self._input_key(each, scope, outputs)
             for each in node.args["distinct"].args["on"].expressions
@@ -416,7 +419,7 @@ class SelectCompiler:
         elif join.args.get("on") is not None:
             condition = self.expressions.compile_condition(join.args["on"], scope)
         else:
-            # CROSS JOIN would bind SQLite to the order that is written.
+            # Avoid CROSS JOIN, which prevents SQLite from reordering the join.
             condition = _ON_TRUE
         return f" {word} {source} ON {condition}"
 
@@ -428,7 +431,7 @@ class SelectCompiler:
         added: list[ScopeSource],
         side: str,
     ) -> str:
-        """Compile USING and NATURAL: one column stands for those of both sides."""
+        """Compile USING or NATURAL, which merge columns of both sides."""
         names = [identifier_name(each) for each in join.args.get("using") or ()]
         if join.method == "NATURAL":
             left = {name for source in before for name, _ in source.columns}
@@ -450,7 +453,7 @@ class SelectCompiler:
         return " AND ".join(conditions) or _ON_TRUE
 
     def _compile_source(self, node: Any, scope: QueryScope) -> str:
-        """Compile an entry of FROM, and add its columns to the scope."""
+        """Compile an item of FROM, and add its columns to the scope."""
         if isinstance(node, exp.Lateral):
             return self._compile_lateral(node, scope)
         if isinstance(node, exp.Select | exp.SetOperation | exp.Values):
@@ -461,7 +464,8 @@ class SelectCompiler:
             text = self._compile_table(node, scope)
         else:
             raise CatalogQueryError(
-                f"a catalog query may not read {node.sql('postgres')}", NOT_SUPPORTED
+                f"not supported in FROM of a catalog query: {node.sql('postgres')}",
+                NOT_SUPPORTED,
             )
         joins = node.args.get("joins") or ()
         if joins:
@@ -473,7 +477,7 @@ class SelectCompiler:
         if isinstance(inner, exp.Table | exp.Subquery | exp.Lateral) and (
             not isinstance(inner, exp.Subquery) or node.args.get("alias") is None
         ):
-            # Parentheses around a join, not around a query.
+            # These parentheses surround a join instead of a query.
             text = self._compile_source(inner, scope)
             return f"({text})" if not text.startswith("(") else text
         return self._compile_derived(inner, node, scope)
@@ -487,7 +491,7 @@ class SelectCompiler:
         schema = identifier_name(node.args["db"]) if node.args.get("db") else ""
         name = identifier_name(node.this)
         cte = scope.find_cte(name) if not schema else None
-        # A CTE hides a system relation of its name.
+        # A CTE hides a system relation of the same name.
         if cte is not None:
             sql, shape = quote_name(name), cte
         else:
@@ -513,13 +517,13 @@ class SelectCompiler:
         return f"{sql} AS {quoted}"
 
     def _compile_derived(self, query: Any, node: Any, scope: QueryScope) -> str:
-        """Compile a subquery in FROM; `node` is the entry, which may have an alias."""
-        # Not the scope itself: a subquery does not see its neighbours.
+        """Compile a subquery in FROM; `node` is the FROM item, which may have an alias."""
+        # A subquery does not see the other items of FROM.
         sql, shape = self.compile_query(query, _without_sources(scope))
         return self._add_source(f"({sql})", shape, node, self._next_alias("d"), scope)
 
     def _unnest_several(self, arguments: list[Any], scope: QueryScope) -> TypedSql:
-        """Return the rows of unnest of several arrays, whose elements go side by side."""
+        """Compile unnest with several arrays, whose elements become columns of the same rows."""
         arrays = [self.expressions.compile(each, scope) for each in arguments]
         fields = tuple(
             (f"f{at}", ELEMENT_OF.get(array.type, TEXT)) for at, array in enumerate(arrays, start=1)
@@ -528,7 +532,7 @@ class SelectCompiler:
         return TypedSql(sql, RECORD, fields)
 
     def _compile_function(self, node: Any, call: Any, scope: QueryScope) -> str:
-        """Compile a function in FROM; `node` is the entry, which may have an alias."""
+        """Compile a function in FROM; `node` is the FROM item, which may have an alias."""
         name = called_name(call)
         schema = identifier_name(node.args["db"]) if node.args.get("db") else "pg_catalog"
         if schema not in ("pg_catalog", "information_schema"):
@@ -539,13 +543,13 @@ class SelectCompiler:
         elif self._functions.returns_set(name):
             made = self.expressions.calls.compile_call(call, scope)
         else:
-            # Any other function is a set of one row in FROM.
+            # In FROM, any other function is a set of one row.
             value = self.expressions.compile(call, scope)
             made = TypedSql(f"json_array({value.sql})", value.type)
         return self._add_set(made, name, node, scope)
 
     def _add_set(self, made: TypedSql, name: str, node: Any, scope: QueryScope) -> str:
-        """Add the rows of an array as an entry of FROM."""
+        """Add the elements of an array as an item of FROM."""
         shown, given = _alias_of(node, name)
         quoted = quote_name(shown)
         columns: list[tuple[str, TypedSql]] = []
@@ -555,7 +559,7 @@ class SelectCompiler:
                     (field, TypedSql(f"json_extract({quoted}.value, '$.{field}')", kind))
                 )
         else:
-            # The only column has the alias' name unless it is given one.
+            # The only column is named by the alias unless it has its own name.
             columns.append((shown, TypedSql(f"{quoted}.value", made.type)))
         if node.args.get("ordinality"):
             columns.append(("ordinality", TypedSql(f"({quoted}.key + 1)", INT8)))
@@ -576,7 +580,7 @@ class SelectCompiler:
         )
         name = f"{self._base}{len(self.laterals)}"
         self.laterals[name] = sql
-        # Values of this row, in the order in which the subquery binds them.
+        # The values of the current row, in the order in which the subquery binds them.
         taken = "".join(f", {outer}" for outer in around.outside or ())
         shown, given = _alias_of(node, self._next_alias("l"))
         quoted = quote_name(shown)
@@ -592,7 +596,7 @@ class SelectCompiler:
 
 
 def _renamed(shape: RelationShape, names: list[str]) -> RelationShape:
-    """Return a shape with the column names that an alias gives."""
+    """Return a shape with the column names of an alias."""
     columns = list(shape.columns)
     for at, name in enumerate(names[: len(columns)]):
         columns[at] = msgspec.structs.replace(columns[at], name=name)
@@ -600,14 +604,14 @@ def _renamed(shape: RelationShape, names: list[str]) -> RelationShape:
 
 
 def _without_sources(scope: QueryScope) -> QueryScope:
-    """Return the scope of a subquery in FROM: the CTEs of its query, and what is around that."""
+    """Return the scope for a subquery in FROM: the CTEs of its query, and the enclosing queries."""
     made = QueryScope(scope.parent)
     made.ctes = scope.ctes
     return made
 
 
 def _star_of(node: Any) -> str | None:
-    """Return the table of ``table.*``, "" for ``*``, and None for another expression."""
+    """Return the table of ``table.*``, "" for ``*``, and None for any other expression."""
     if isinstance(node, exp.Star):
         return ""
     if isinstance(node, exp.Column) and isinstance(node.this, exp.Star):
@@ -616,8 +620,8 @@ def _star_of(node: Any) -> str | None:
 
 
 def _alias_of(node: Any, name: str) -> tuple[str, list[str]]:
-    """Return the name of an entry of FROM, which is `name` unless it has an alias, and the names
-    that its alias gives its columns."""
+    """Return the alias of a FROM item, or `name` if it has none, and the column names of the
+    alias."""
     alias = node.args.get("alias")
     if alias is None:
         return name, []
@@ -626,7 +630,7 @@ def _alias_of(node: Any, name: str) -> tuple[str, list[str]]:
 
 
 def _place_in(node: Any, count: int) -> int:
-    """Return the place in the select list that a key is. Raises `CatalogQueryError`."""
+    """Return the position in the select list that a key names. Raises `CatalogQueryError`."""
     text = str(node.this)
     if not text.isdecimal() or not 1 <= int(text) <= count:
         raise CatalogQueryError(f"position {text} is not in select list", INVALID_COLUMN_REFERENCE)
@@ -634,7 +638,8 @@ def _place_in(node: Any, count: int) -> int:
 
 
 def _join_sets(sets: dict[str, tuple[str, TypedSql]], *, has_from: bool) -> str:
-    """Return the joins with the sets of a select list. Several go hand in hand, row by row."""
+    """Return the joins with the sets of a select list. Several sets advance together, row by
+    row."""
     text = ""
     for at, (sql, (alias, _)) in enumerate(sets.items()):
         if at == 0:
@@ -646,22 +651,22 @@ def _join_sets(sets: dict[str, tuple[str, TypedSql]], *, has_from: bool) -> str:
 
 
 def _common_column_type(one: RelationColumn, other: RelationColumn) -> int:
-    # Names, where one arm has names and the other OIDs of named objects.
+    # If one arm has names and the other a type such as `regclass`, the column has names.
     if one.type in REGISTERED and other.type in TEXTUAL:
         return TEXT
-    # A column of NULLs alone was taken for text; the other arm knows better.
+    # A column with only NULLs is typed as text, so prefer the other arm's type.
     if one.type == TEXT and other.type not in TEXTUAL:
         return other.type
     return common_type((one.type, other.type))
 
 
 def _arm_sql(arm: CompiledQuery, shape: RelationShape) -> str:
-    """Return an arm of a union, with names of objects where the union's column has texts."""
+    """Return an arm of a union, with OIDs converted to names where the union's column is text."""
     fields = []
     for one, wanted in zip(arm[1].columns, shape.columns, strict=True):
         value = TypedSql(one.sql, one.type)
         if one.type in REGISTERED and wanted.type == TEXT:
             value = cast_value(value, TEXT)
         fields.append(f"{value.sql} AS {wanted.sql}")
-    # In parentheses: SQLite takes no ORDER BY or LIMIT in an arm.
+    # Nested in FROM, because SQLite does not support ORDER BY or LIMIT in an arm.
     return f"SELECT {', '.join(fields)} FROM ({arm[0]})"

@@ -1,9 +1,9 @@
-"""The rows of `pg_class`, `pg_attribute` and their like that show a snapshot. Pure.
+"""Generates the rows of `pg_class`, `pg_attribute` and other tables for a snapshot. Pure.
 
-Rows are named values. Columns that are left out are NULL, or their type's zero: those that may not
-be NULL, and numbers and flags. What PostgreSQL would
-write for a table, view or index of the same definition is written here, too, so that a client's
-joins find what they look for: an index's operator classes, a view's rule, a relation's row type.
+A row maps columns to values. Missing columns are NULL; numbers, Booleans and columns that are not
+nullable get the zero of their type. The rows include what PostgreSQL would store for a table, view
+or index of the same definition, so that the joins of clients work: an index's operator classes, a
+view's rule, a relation's row type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.type_map import pg_type_of_spark
 
 CatalogRows = dict[str, list[dict[str, Any]]]
-"""Rows of each table of `pg_catalog`."""
+"""Maps each table of `pg_catalog` to its rows."""
 
 SUPERUSER_OID: Final = 10
 PG_CLASS_OID: Final = 1259
@@ -48,11 +48,11 @@ SYSTEM_ATTRIBUTES: Final = (
     ("xmin", pg.XID, -2),
     ("ctid", pg.TID, -1),
 )
-"""Columns that every stored relation of PostgreSQL has; clients read them to tell rows apart."""
+"""The system columns of every stored relation in PostgreSQL, which clients use to identify rows."""
 
 
 class SnapshotRows:
-    """Makes the rows of one snapshot; `rows` holds them."""
+    """Generates the rows of one snapshot, in `rows`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class SnapshotRows:
         system: SystemCatalog,
         types: Mapping[int, Mapping[str, Any]],
     ) -> None:
-        """Make the rows; `types` are those of `pg_type` by OID."""
+        """Generate the rows. `types` maps OIDs to rows of `pg_type`."""
         self._snapshot = snapshot
         self._types = types
         self._public = next(
@@ -75,7 +75,7 @@ class SnapshotRows:
         }
         self._oids = OidAssignment(snapshot.objects)
         self._indexed = {each.on.lower() for each in snapshot.objects if each.kind == "index"}
-        # Indexes have names of their own kind: they shadow no relation.
+        # Indexes have a separate namespace, so their names do not shadow relations.
         self._by_name = {
             each.name.lower(): each for each in snapshot.objects if each.kind != "index"
         }
@@ -91,7 +91,8 @@ class SnapshotRows:
     def _add_roles(self) -> None:
         first = next((each for each in self._snapshot.roles if each.superuser), None)
         for role in self._snapshot.roles:
-            # The first superuser is PostgreSQL's bootstrap role, which owns all system objects.
+            # The first superuser acts as PostgreSQL's bootstrap role, which owns all system
+            # objects.
             oid = SUPERUSER_OID if role is first else object_oid(role.name, "role")
             self._add(
                 "pg_authid",
@@ -141,20 +142,20 @@ class SnapshotRows:
             relhasindex=stored and indexed,
             relhasrules="view" in each.kind,
             relnatts=len(each.columns),
-            # As PostgreSQL writes it for what has rows of its own.
+            # PostgreSQL's value for relations that store rows.
             relreplident="d" if stored else "n",
             relfrozenxid=1 if stored else 0,
             relminmxid=1 if stored else 0,
             relfilenode=oid if stored else 0,
         )
-        # Clients find a relation's columns through its type, too.
+        # Some clients find a relation's columns through its row type.
         self._add_row_type(each, oid, row_type)
         self._add_attributes(oid, each.columns, frozenset(each.key))
         self._add_defaults(each, oid)
         if stored:
             self._add_system_attributes(oid)
         self._add_comments(each, oid)
-        # A view has no key in PostgreSQL.
+        # In PostgreSQL, views have no keys.
         if each.key and stored:
             self._add_key(each, oid)
         if "view" in each.kind:
@@ -167,7 +168,7 @@ class SnapshotRows:
             "relnamespace": self._public,
             "relowner": SUPERUSER_OID,
             "relkind": _RELKINDS[each.kind],
-            # 15 writes -1 where the number of rows was never estimated.
+            # PostgreSQL 15 stores -1 if the number of rows was never estimated.
             "reltuples": -1.0,
             "relpages": 0,
             "relpersistence": "p",
@@ -188,7 +189,7 @@ class SnapshotRows:
             "typstorage": "x",
             "typtypmod": -1,
         }
-        # The functions are record_in and array_in with their kin, as in PostgreSQL.
+        # As in PostgreSQL, the functions are record_in, array_in and so on.
         self._add(
             "pg_type",
             oid=row_type,
@@ -231,7 +232,7 @@ class SnapshotRows:
                 number,
                 atttypmod=shown.modifier,
                 attndims=1 if shown.oid in ELEMENT_OF else 0,
-                # Columns of a PRIMARY KEY are never NULL.
+                # Columns of a PRIMARY KEY are NOT NULL.
                 attnotnull=not column.nullable or column.name in required,
                 atthasdef=bool(column.default),
             )
@@ -244,7 +245,7 @@ class SnapshotRows:
                     oid=self._oids.oid_of(each.id, f"default {number}"),
                     adrelid=oid,
                     adnum=number,
-                    # The expression itself, which `pg_get_expr` returns as it is.
+                    # The text of the expression, which `pg_get_expr` returns unchanged.
                     adbin=column.default,
                 )
 
@@ -296,7 +297,7 @@ class SnapshotRows:
 
     def _add_index_object(self, each: CatalogObjectRow) -> None:
         on = self._by_name.get(each.on.lower())
-        # An index on what is not shown cannot be shown either: pg_index would name nothing.
+        # Hide an index on a hidden object, since pg_index could not refer to that object.
         if on is not None:
             oid = self._oids.oid_of(each.id)
             self._add_index(each, oid, each.name, on, each.index_columns)
@@ -311,12 +312,12 @@ class SnapshotRows:
         columns: tuple[str, ...],
         **values: Any,
     ) -> list[int]:
-        # Names are compared without regard to case, as Spark does.
+        # Names are case-insensitive, as in Spark.
         places = {column.name.lower(): at for at, column in enumerate(on.columns)}
         numbers = [places[column.lower()] + 1 for column in columns if column.lower() in places]
         shown = [on.columns[number - 1] for number in numbers]
         types = [pg_type_of_spark(column.type).oid for column in shown]
-        # The key's index is no object of the catalog's: it gets its row from one made here.
+        # The index of a key is not an object of the catalog, so make one for its row.
         index = CatalogObjectRow(id=each.id, name=name, kind="index")
         self._add_class(
             index,
@@ -352,13 +353,13 @@ class SnapshotRows:
         return numbers
 
     def _operator_class(self, type_oid: int) -> int:
-        """Return the btree operator class of a type's values."""
+        """Return the OID of a type's btree operator class."""
         general = pg.ANYARRAY if type_oid in ELEMENT_OF else pg.TEXT
-        # A type without an order of its own still needs a row of pg_opclass that joins find.
+        # A type without an operator class still needs a row of pg_opclass for joins.
         return self._operator_classes.get(type_oid) or self._operator_classes[general]
 
     def _add_rule(self, each: CatalogObjectRow, oid: int) -> None:
-        """Add a view's rule, and through it what the view depends on, as PostgreSQL does."""
+        """Add a view's rule and, through it, the view's dependencies, as PostgreSQL does."""
         rule = self._oids.oid_of(each.id, "rule")
         self._add(
             "pg_rewrite",
@@ -375,14 +376,14 @@ class SnapshotRows:
         self._add("pg_depend", **of_rule, refobjid=oid, deptype="i")
         self._add("pg_depend", **of_rule, refobjid=oid, deptype="n")
         for name in each.depends:
-            # What is not shown cannot be depended on.
+            # Skip dependencies on hidden objects.
             read = self._by_name.get(name.lower())
             if read is not None:
                 self._add("pg_depend", **of_rule, refobjid=self._oids.oid_of(read.id), deptype="n")
 
 
 def attribute_row(relation: int, number: int, name: str, kind: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `pg_attribute` for a column of a type, which is a row of `pg_type`."""
+    """Return a row of `pg_attribute` for a column; `kind` is the `pg_type` row of its type."""
     return {
         "attrelid": relation,
         "attname": name,

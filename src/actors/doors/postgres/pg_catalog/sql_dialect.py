@@ -1,9 +1,9 @@
-"""Parsing of catalog queries: sqlglot's PostgreSQL, with less of its interpretation.
+"""Parses catalog queries with sqlglot's PostgreSQL dialect, but interprets less.
 
-sqlglot turns calls, types and subscripts into forms that all its dialects share. Here a call stays
-a call with its arguments as they stand (`exp.Anonymous`), a type stays its name (`exp.DataType`
-whose `kind` is the catalog's name, as ``int4`` or ``oid[]``), and a subscript its number. What the
-SQL standard writes without parentheses or with words between the arguments is a call, too:
+sqlglot normalizes calls, types and subscripts across its dialects. Here a call keeps its name and
+arguments (`exp.Anonymous`), a type keeps its name (`exp.DataType`, whose `kind` is the catalog's
+name, such as ``int4`` or ``oid[]``), and a subscript its number. Functions of the SQL standard that
+are written without parentheses, or with keywords between the arguments, become calls:
 
     SELECT current_user, trim(leading 'x' from relname)
     SELECT current_user(), ltrim(relname, 'x')
@@ -38,9 +38,9 @@ _TWO_WORDS = {
 
 
 class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
-    """Parses a query without giving functions and types a meaning."""
+    """Parses a query without interpreting functions and types."""
 
-    # Without entries every call becomes `exp.Anonymous`, ARRAY[…] and special syntax apart.
+    # Without entries, every call becomes `exp.Anonymous`, except ARRAY[…] and special syntax.
     FUNCTIONS: ClassVar[dict[str, Any]] = {}
     FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
         name: PostgresParser.FUNCTION_PARSERS[name]
@@ -54,7 +54,7 @@ class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
         for token in PostgresParser.NO_PAREN_FUNCTIONS
     }
 
-    # A column of a result may be called `select` after AS.
+    # Allow `select` as the name of a result column after AS.
     RESERVED_TOKENS: ClassVar[set[TokenType]] = PostgresParser.RESERVED_TOKENS - {TokenType.SELECT}
 
     def _parse_position(self, haystack_first: bool = False) -> Any:
@@ -74,7 +74,7 @@ class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
         return _plain_call(name, found.this, found.expression)
 
     def _parse_unnest(self, with_alias: bool = True) -> None:
-        """Leave ``unnest(…)`` in FROM to what parses any other function there."""
+        """Parse ``unnest(…)`` in FROM like any other function."""
 
     def _parse_types(
         self,
@@ -83,7 +83,7 @@ class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
         allow_identifiers: bool = True,
         with_collation: bool = False,
     ) -> Any:
-        """Parse a type's name. `check_func` asks for a type that a literal follows."""
+        """Parse a type. With `check_func`, a string literal must follow."""
         start = self._index
         name = self._parse_type_name(allow_identifiers)
         if name is None or (check_func and self._curr.token_type != TokenType.STRING):
@@ -94,7 +94,7 @@ class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
         return exp.DataType(this=exp.DataType.Type.USERDEFINED, kind=name)
 
     def _parse_type_name(self, allow_identifiers: bool) -> str | None:
-        """Return the catalog's name of the type that stands here; None if none does."""
+        """Parse a type's name. Return its catalog name, or None if there is no type here."""
         token = self._curr
         known = token.token_type in self.TYPE_TOKENS
         identifier = token.token_type in (TokenType.VAR, TokenType.IDENTIFIER)
@@ -104,14 +104,14 @@ class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
         name: str = token.text if quoted else token.text.lower()
         self._advance()
         while self._match(TokenType.DOT):
-            # The schema of a type is left out: types of one name are the same here.
+            # Drop the schema, because type names are unique here.
             quoted = self._curr.token_type == TokenType.IDENTIFIER
             name = self._curr.text if quoted else self._curr.text.lower()
             self._advance()
         if not quoted and _TWO_WORDS.get(name) == self._curr.text.lower():
             name = f"{name} {self._curr.text.lower()}"
             self._advance()
-        # Without quotes it is CHARACTER.
+        # Unquoted, it is CHARACTER.
         if quoted and name == "char":
             name = '"char"'
         modifier = self._parse_type_modifier()
@@ -148,10 +148,10 @@ class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
             start = self._index
             if not self._match(TokenType.L_BRACKET):
                 return dimensions
-            # A length, which PostgreSQL takes and forgets.
+            # PostgreSQL accepts a length here and ignores it.
             self._match(TokenType.NUMBER)
             if not self._match(TokenType.R_BRACKET):
-                # A subscript of the value that was cast.
+                # This is a subscript of the cast value.
                 self._retreat(start)
                 return dimensions
             dimensions += "[]"
@@ -162,14 +162,15 @@ def _plain_call(name: str, *arguments: Any) -> Any:
 
 
 class CatalogQueryDialect(Postgres):  # type: ignore[misc]
-    """PostgreSQL as `CatalogQueryParser` reads it."""
+    """PostgreSQL's dialect, parsed by `CatalogQueryParser`."""
 
-    # Subscripts stay as they were written: vectors count from 0, arrays from 1.
+    # Keep subscripts as written: those of vectors start at 0, those of arrays at 1.
     INDEX_OFFSET = 0
     Parser = CatalogQueryParser
 
     class Tokenizer(Postgres.Tokenizer):  # type: ignore[misc]
-        """PostgreSQL's, but ``$1,$2`` are two parameters and not the start of a quoted text."""
+        """PostgreSQL's tokens, but ``$1,$2`` are two parameters instead of the start of a
+        dollar-quoted string."""
 
         HEREDOC_STRINGS: ClassVar[list[str]] = []
         SINGLE_TOKENS: ClassVar[dict[str, TokenType]] = {
@@ -179,7 +180,7 @@ class CatalogQueryDialect(Postgres):  # type: ignore[misc]
 
 
 class DollarQuoteDialect(CatalogQueryDialect):
-    """The same with texts between ``$$``, for which sqlglot takes ``$1,$2``, too."""
+    """The same dialect with dollar-quoted strings, in which sqlglot misreads ``$1,$2``."""
 
     Tokenizer = Postgres.Tokenizer
 
@@ -188,7 +189,7 @@ _DOLLAR_QUOTE: Final = re.compile(r"\$(?:[A-Za-z_]\w*)?\$")
 
 
 def parse_query(text: str) -> Any:
-    """Return the syntax tree of one statement. Raises `CatalogQueryError`."""
+    """Parse one statement into a syntax tree. Raises `CatalogQueryError`."""
     dialect = DollarQuoteDialect() if _DOLLAR_QUOTE.search(text) else CatalogQueryDialect()
     try:
         trees = [tree for tree in dialect.parse(text) if tree is not None]
@@ -198,15 +199,15 @@ def parse_query(text: str) -> Any:
         reason = first.get("description") or str(error)
         raise CatalogQueryError(f"syntax error{where}: {reason}", SYNTAX_ERROR) from None
     except (SqlglotError, RecursionError, AttributeError, LookupError, TypeError) as error:
-        # The last ones are sqlglot's own, for texts that are no SQL at all.
+        # sqlglot itself raises the last ones for texts that are not SQL.
         raise CatalogQueryError(f"syntax error: {error}", SYNTAX_ERROR) from None
     if len(trees) != 1:
-        raise CatalogQueryError("a catalog query is one statement", SYNTAX_ERROR)
+        raise CatalogQueryError("a catalog query must be a single statement", SYNTAX_ERROR)
     return trees[0]
 
 
 def identifier_name(node: Any) -> str:
-    """Return the name that an identifier stands for: in lower case unless it was quoted."""
+    """Return the name of an identifier, in lower case unless it was quoted."""
     if isinstance(node, exp.Identifier):
         return str(node.this) if node.args.get("quoted") else str(node.this).lower()
     if isinstance(node, exp.ColumnDef | exp.Column):
@@ -215,25 +216,25 @@ def identifier_name(node: Any) -> str:
 
 
 def called_function(node: Any) -> Any:
-    """Return a call without the schema before it; None for what is not a plain call."""
+    """Return a call without its schema; None if the node is not a plain call."""
     while isinstance(node, exp.Dot):
         node = node.expression
     return node if isinstance(node, exp.Anonymous) else None
 
 
 def called_name(node: Any) -> str:
-    """Return the name of the function that a node calls; "" for what is not a plain call."""
+    """Return the name of the function that a node calls; "" if it is not a plain call."""
     call = called_function(node)
     return "" if call is None else identifier_name(call.this)
 
 
 def refuse_unread(node: Any, *read: str) -> None:
-    """Raise `CatalogQueryError` for a node with parts that are not read: without them it would be
-    another query."""
+    """Raise `CatalogQueryError` if a node has other parts than those in `read`, which the compiler
+    would ignore."""
     for part, value in node.args.items():
         if value and part not in read:
             raise CatalogQueryError(
-                f"{part.strip('_')} of {type(node).__name__.lower()} is not supported here:"
-                f" {node.sql('postgres')}",
+                f"{part.strip('_')} of {type(node).__name__.lower()} is not supported in a catalog"
+                f" query: {node.sql('postgres')}",
                 NOT_SUPPORTED,
             )

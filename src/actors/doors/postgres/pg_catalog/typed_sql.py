@@ -1,8 +1,8 @@
-"""Pieces of SQLite's SQL with the PostgreSQL type of their values, and the casts between them.
+"""SQL expressions for SQLite with the PostgreSQL types of their values, and casts between types.
 
-SQLite has neither booleans nor arrays nor `regclass`: flags are 0 and 1, arrays and composites are
-JSON, and what is registered by name is its OID. Which is meant follows from the type alone, so
-that every piece has one.
+SQLite has no Booleans, arrays or `regclass`. Booleans are 0 and 1, arrays and composites are JSON,
+and values of types such as `regclass` are OIDs. Only the type tells which is meant, so every
+expression has one.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from actors.model.pgwire.quoting import quote_text
 from actors.model.pgwire.value_parsing import parse_boolean, parse_nested_array
 
 _PRECEDENCE: Final = (pg.INT2, pg.INT4, pg.INT8, pg.NUMERIC, pg.FLOAT4, pg.FLOAT8)
-"""Numbers, each able to hold those before it."""
+"""Numeric types, from the narrowest to the widest."""
 
 
 class TypedSql(msgspec.Struct, frozen=True):
-    """An expression of SQLite and the type that PostgreSQL gives its value."""
+    """An SQL expression for SQLite, and the PostgreSQL type of its value."""
 
     sql: str
     type: int
     fields: tuple[tuple[str, int], ...] = ()
-    """The names and types of a composite's fields."""
+    """The names and types of the fields of a composite."""
     literal: str | None = None
-    """The text of a string constant, whose type its use decides."""
+    """The text of a string constant, whose type is decided by its use."""
     parameter: int = 0
-    """The number of a parameter, whose type its use decides; 0: it is none."""
+    """The number of a parameter, whose type is decided by its use; 0 if it is not a parameter."""
 
     @property
     def undecided(self) -> bool:
-        """Return whether the value takes the type of its use."""
+        """Return whether the type is still to be decided by the use."""
         return self.type == pg.UNKNOWN
 
 
@@ -45,13 +45,13 @@ NULL_VALUE: Final = TypedSql("NULL", pg.UNKNOWN)
 
 
 def text_constant(text: str) -> TypedSql:
-    """Return a string constant whose type is not decided."""
+    """Return a string constant of undecided type."""
     return TypedSql(quote_text(text), pg.UNKNOWN, literal=text)
 
 
 def array_json(values: Iterable[Any]) -> str:
-    """Return an array as it is held: JSON as short as SQLite writes it, so that equal arrays are
-    equal texts."""
+    """Encode an array for SQLite, as compact JSON like SQLite's own, so that equal arrays are equal
+    strings."""
     return json.dumps(list(values), separators=(",", ":"), ensure_ascii=False)
 
 
@@ -64,8 +64,8 @@ def _read_element(text: Any, element: int) -> Any:
 
 
 def read_text(text: str, type_oid: int) -> Any:
-    """Return the value, as it is held, that a text stands for. Raises `CatalogQueryError` and
-    `InvalidClientData`.
+    """Parse the text of a value of a type, and return the value as SQLite stores it. Raises
+    `CatalogQueryError` and `InvalidClientData`.
 
     >>> read_text("t", 16), read_text("{1,2}", 1007), read_text("42", 26)
     (1, '[1,2]', 42)
@@ -96,18 +96,18 @@ def _invalid(kind: str, text: str) -> CatalogQueryError:
 
 
 def constant_sql(value: Any) -> str:
-    """Return a held value as a constant of SQLite."""
+    """Write a stored value as a constant of SQLite's SQL."""
     if value is None:
         return "NULL"
     return quote_text(value) if isinstance(value, str) else repr(value)
 
 
 def decide_type(value: TypedSql, type_oid: int) -> TypedSql:
-    """Return a value of undecided type with the type that its use gives it."""
+    """Give a value of undecided type the type `type_oid`. Return other values unchanged."""
     if not value.undecided or type_oid == pg.UNKNOWN:
         return value
     if value.parameter:
-        # Its value is read as that type when it is bound.
+        # The parameter's value is parsed as that type when it is bound.
         return TypedSql(value.sql, type_oid, parameter=value.parameter)
     if value.literal is None:
         return TypedSql(value.sql, type_oid, value.fields)
@@ -120,7 +120,7 @@ def decide_type(value: TypedSql, type_oid: int) -> TypedSql:
 
 
 def common_type(types: Iterable[int]) -> int:
-    """Return the type to which values of these types are brought, as CASE and UNION do.
+    """Return the common type of values of these types, as for CASE and UNION.
 
     >>> common_type([705, 21, 20]), common_type([705, 705]), common_type([18, 19, 25])
     (20, 25, 19)
@@ -131,24 +131,24 @@ def common_type(types: Iterable[int]) -> int:
     chosen = decided[0]
     for each in decided[1:]:
         if pg.OID in (chosen, each) and pg_types.INTEGERS.issuperset((chosen, each)):
-            # PostgreSQL's preferred number: integers become OIDs, and not the other way.
+            # OID is PostgreSQL's preferred numeric type: integers become OIDs, not vice versa.
             chosen = pg.OID
         elif chosen in _PRECEDENCE and each in _PRECEDENCE:
             chosen = max(chosen, each, key=_PRECEDENCE.index)
         elif chosen == pg.CHAR and each in pg_types.TEXTUAL:
-            # Other texts become each other without a cast, so that the first of them stays.
+            # Other text types convert to each other without a cast, so the first one stays.
             chosen = each
     return chosen
 
 
 def unify_values(values: list[TypedSql]) -> tuple[list[TypedSql], int]:
-    """Return values with undecided types decided by the others, and their common type."""
+    """Give undecided values the common type of all values. Return the values and that type."""
     chosen = common_type(value.type for value in values)
     return [decide_type(value, chosen) for value in values], chosen
 
 
 def _to_text(value: TypedSql) -> str:
-    """Return the SQL of a value's text, as PostgreSQL writes it."""
+    """Return the SQL for a value's text in PostgreSQL's format."""
     if value.type == pg.BOOL:
         return f"CASE {value.sql} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
     if value.type in pg_types.REGISTERED:
@@ -163,7 +163,7 @@ def _to_text(value: TypedSql) -> str:
 def _to_array(value: TypedSql, target: int) -> str:
     if value.type in pg_types.ELEMENT_OF:
         source, element = pg_types.ELEMENT_OF[value.type], pg_types.ELEMENT_OF[target]
-        # Elements are OIDs, whose names are wanted.
+        # Convert elements that are OIDs to names.
         if element in pg_types.TEXTUAL and source in pg_types.REGISTERED:
             return f"pg_array_of_names({value.sql}, {source})"
         if element in pg_types.TEXTUAL and source not in pg_types.TEXTUAL:
@@ -175,12 +175,12 @@ def _to_array(value: TypedSql, target: int) -> str:
 
 
 def cast_value(value: TypedSql, target: int, modifier: int = -1) -> TypedSql:
-    """Return a value cast to a type. A cast that changes nothing here is none."""
-    # Read at once: the text of a constant is known here.
+    """Cast a value to a type. `modifier` is the length of a text type; -1 for none."""
+    # Constants and parameters get the type directly.
     if value.undecided and (value.parameter or value.literal is not None):
         decided = decide_type(value, target)
         return _shortened(decided, target, modifier)
-    # Nothing to do: most casts of clients are such.
+    # Most casts of clients change nothing.
     if value.type == target and modifier < 0:
         return value
     sql = value.sql
@@ -211,14 +211,14 @@ def cast_value(value: TypedSql, target: int, modifier: int = -1) -> TypedSql:
 
 
 def _shortened(value: TypedSql, target: int, modifier: int) -> TypedSql:
-    """Return a text cut to the length that its type says."""
+    """Truncate a text to the length of its type."""
     length = 1 if target == pg.CHAR else modifier
-    # Only varchar and its like have a length that cuts.
+    # Only types such as varchar truncate to their length.
     if length < 0 or target not in pg_types.TEXTUAL or target == pg.NAME:
         return TypedSql(value.sql, value.type, value.fields, parameter=value.parameter)
     return TypedSql(f"substr({value.sql}, 1, {length})", target)
 
 
 def array_type(element: int) -> int:
-    """Return the array type of an element type; of a type without one that of text."""
+    """Return the array type of an element type; that of text if there is none."""
     return pg.ARRAY_OF.get(element, pg.ARRAY_OF[pg.TEXT])

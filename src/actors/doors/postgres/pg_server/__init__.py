@@ -1,1 +1,1 @@
-"""The door for PostgreSQL's clients: a listener, and one SQL session for each connection."""
+"""The server for PostgreSQL clients: a listener, and one SQL session for each connection."""

@@ -1,12 +1,11 @@
-"""One connection of a PostgreSQL client: startup, then statements one after the other.
+"""One connection of a PostgreSQL client: startup, then one statement after another.
 
-Theory of operation. Messages are handled strictly in order. A simple query with several statements,
-and a pipeline of the extended protocol up to its Sync, are one transaction each unless they open
-one themselves. A statement that a Sync follows at once is carried out alone, which may then be
-repeated when another session was faster. After an error in a pipeline everything is skipped up to
-its Sync.
+Messages are handled strictly in order. A simple query of several statements, or a pipeline of the
+extended protocol up to its Sync, is one transaction unless it opens its own. A statement directly
+followed by Sync runs alone, so it can be retried after a conflict with another session. After an
+error in a pipeline, all messages up to its Sync are skipped.
 
-A cancel request comes on another connection, and cancels the statement that runs.
+A cancel request arrives on another connection, and cancels the running statement.
 """
 
 from __future__ import annotations
@@ -78,19 +77,19 @@ from actors.runtime.settings import Settings
 log = logging.getLogger("penstock.pg")
 
 GOODBYE_SECONDS: Final = 0.5
-"""Time for a client to take the last answer, and the error that ends its session."""
+"""How long an ending session waits for the client to read the last answer and the final error."""
 KEPT_STATEMENTS_MAX: Final = 10_000
 PORTALS_MAX: Final = 1_000
 NOT_ENCRYPTED: Final = "28000"
-"""SQLSTATE with which PostgreSQL refuses a client for which only encrypted rules fit."""
+"""SQLSTATE with which PostgreSQL refuses an unencrypted client that must use TLS."""
 MakeSession = Callable[[str, OpenSession], Awaitable[SqlSession]]
-"""Makes the SQL session of a user."""
+"""Creates the SQL session of a user."""
 FindRole = Callable[[str], Awaitable[RoleLogin]]
-"""Returns how a user of this name is let in."""
+"""Returns how a user of this name must authenticate."""
 
 
 class PgConnection:
-    """One client. `serve` runs until it leaves."""
+    """The connection of one client. `serve` runs until it ends."""
 
     def __init__(
         self,
@@ -109,24 +108,24 @@ class PgConnection:
         memory_reads: MemoryReads,
         admit: Callable[[], None],
     ) -> None:
-        """Prepare the connection.
+        """Set up the connection.
 
         Args:
             wire: The connection's messages.
-            settings: The service's.
-            make_session: Makes the SQL session of a user.
-            sessions: Those of all doors.
-            tls: Encrypts connections, which must ask for it; None: they are told no.
-            tokens: Checks tokens, which are passwords while no role is wanted; None: no proof is
-                asked for then.
-            find_role: Returns how a user is let in.
+            settings: The service's settings.
+            make_session: Creates the SQL session of a user.
+            sessions: The sessions of all protocols.
+            tls: The TLS context; None: requests for TLS are declined.
+            tokens: Checks tokens, which serve as passwords while roles are not required; None: no
+                authentication is required then.
+            find_role: Returns how a user must authenticate.
             process_id: Number by which other connections cancel a statement of this one.
-            secret_key: The proof that they may.
+            secret_key: Key that authorizes them to do so.
             cancel_other: Cancels the statement of another connection.
             shared: The catalog rows that all connections share.
-            memory_reads: Reads the rows of one key at once.
-            admit: Counts this client among those that have proved themselves. Raises
-                `ResourceBusy` if there are too many.
+            memory_reads: Reads rows by key from memory.
+            admit: Counts this client among the authenticated ones. Raises `ResourceBusy` if there
+                are too many.
         """
         self.wire = wire
         self.process_id = process_id
@@ -136,7 +135,7 @@ class PgConnection:
         self._sessions = sessions
         self._opened: OpenSession | None = None
         self._life = anyio.CancelScope()
-        """Canceled when somebody else than the client ends the session."""
+        """Canceled when the session is ended by anyone but its client."""
         self._tls = tls
         self._tokens = tokens
         self._find_role = find_role
@@ -147,49 +146,50 @@ class PgConnection:
         self._admit = admit
         self._session: SqlSession | None = None
         self._catalog: ConnectionCatalog | None = None
+        # By name; "" is the unnamed one.
         self._statements: dict[str, PreparedStatement] = {}
         self._portals: dict[str, OpenPortal] = {}
         self._skipping = False
         """True after an error in a pipeline, until its Sync."""
         self._implicit = False
-        """True in a transaction that nobody opened by BEGIN."""
+        """True in a transaction that was opened without BEGIN."""
         self._reported: Mapping[str, str] = {}
-        """Settings as the client was told them last."""
+        """The settings that the client was last sent."""
         self._statement = StatementScope()
 
     @property
     def opened(self) -> OpenSession:
-        """Return the session as all doors show it, which a client has once it was let in."""
+        """Return the session's entry among those of all protocols. It exists after login."""
         assert self._opened is not None
         return self._opened
 
     @property
     def session(self) -> SqlSession:
-        """Return the SQL session, which a client has once it was let in."""
+        """Return the SQL session. It exists after login."""
         assert self._session is not None
         return self._session
 
     @property
     def catalog(self) -> ConnectionCatalog:
-        """Return what answers queries of the catalog."""
+        """Return the connection's catalog. It exists after login."""
         assert self._catalog is not None
         return self._catalog
 
     def cancel(self, secret_key: bytes) -> None:
-        """Cancel the statement that runs, if the key is right."""
+        """Cancel the running statement if the key is correct."""
         if secret_key == self.secret_key:
             self._statement.cancel()
 
     def _end(self, _: SessionEnded) -> None:
-        """End the connection: at once, unless its own statement asked for what ends it."""
+        """End the connection, immediately unless its own statement is the cause."""
         if not self.opened.answer_first:
             self._life.cancel()
 
-    # -- the connection's life ---------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Serve the client until it leaves. A client that breaks the protocol is told so, and its
-        connection ends."""
+        """Serve the client until it disconnects. After a protocol violation, send an error and
+        close the connection."""
         try:
             if await self._start():
                 with self._life:
@@ -198,11 +198,11 @@ class PgConnection:
                     await self._say_goodbye(self.opened.ended)
         except SessionEnded as error:
             await self._say_goodbye(error)
-        # A client that asks for what is not there is not let in.
+        # These errors refuse the client.
         except (ProtocolError, ResourceBusy, InvalidUsage, AccessDenied) as error:
             await self._say_goodbye(error)
         except ConnectionBroken as error:
-            log.info("%s is gone: %s", self.wire.peer, error)
+            log.info("%s disconnected: %s", self.wire.peer, error)
         finally:
             with anyio.CancelScope(shield=True):
                 for portal in self._portals.values():
@@ -216,17 +216,17 @@ class PgConnection:
 
     async def _say_goodbye(self, error: PenstockError) -> None:
         try:
-            # A client that takes nothing does not hold the end of its session back.
+            # A client that does not read must not delay the end of its session.
             with anyio.move_on_after(GOODBYE_SECONDS):
                 await self.wire.send(
                     pg.encode_error(sqlstate.error_report(error, severity="FATAL"))
                 )
                 await self.wire.flush()
         except ConnectionBroken:
-            pass  # it left before it could be told
+            pass  # the client disconnected first
 
     async def _start(self) -> bool:
-        """Let the client in; return whether it has a session."""
+        """Handle the startup messages. Return False if the connection ends without a session."""
         wire = self.wire
         with anyio.move_on_after(self._settings.connect_timeout_ms / 1000) as limit:
             while True:
@@ -246,23 +246,20 @@ class PgConnection:
                         await self._let_in(message)
                         return True
                     case _:
-                        raise RemoteProtocolError("a startup packet comes first")
+                        raise RemoteProtocolError("expected a startup packet first")
         if limit.cancelled_caught:
-            raise RemoteProtocolError("no startup packet, or no password, in time")
+            raise RemoteProtocolError("timed out waiting for the startup packet or the password")
         return False
 
     def _must_encrypt(self) -> bool:
-        """Return whether TLS is set and the client does not use it, though it must."""
+        """Return whether the client does not use TLS although it must."""
         if self._tls is None or self.wire.encrypted:
             return False
         return not (self._settings.pg_plaintext_on_loopback and self.wire.is_local)
 
     async def _refuse_plaintext(self) -> None:
-        log.warning("%s was refused: it did not ask for TLS", self.wire.peer)
-        text = (
-            f"connection from {self.wire.peer} is not encrypted: connect with sslmode=require or "
-            "better"
-        )
+        log.warning("refused %s: it did not request TLS", self.wire.peer)
+        text = f"connection from {self.wire.peer} is not encrypted: use sslmode=require or stronger"
         await self.wire.send(pg.encode_error(pg.ErrorReport(NOT_ENCRYPTED, text, "FATAL")))
 
     async def _let_in(self, packet: pg.StartupPacket) -> None:
@@ -270,45 +267,45 @@ class PgConnection:
         await self.wire.send(answer)
         user = packet.parameters.get("user", "")
         if not user:
-            raise AuthenticationFailed("the startup packet names no user")
+            raise AuthenticationFailed("the startup packet does not name a user")
         settings, peer = self._settings, self.wire.peer
         try:
             role = await self._prove(user)
         except AuthenticationFailed:
             StatementAudit(settings, "", peer, SqlDialect.POSTGRES, user).event("Login", "refused")
             raise
-        # After the proof, so that only who has proved itself learns that the service is full.
+        # Only after authentication, so that others do not learn that the service is full.
         self._admit()
         self._audit = StatementAudit(settings, role, peer, SqlDialect.POSTGRES, user)
         self._audit.event("Login")
         self.wire.admit()
-        # Before the client is told that it is in: its role may have been dropped since its proof.
+        # Before the client learns that it is authenticated: its role may be gone by now.
         opened = self._opened = self._sessions.open(
             "postgresql", role, peer, number=self.process_id, proven=True
         )
         opened.on_end = self._end
         opened.on_cancel = self._statement.cancel
-        # Nobody is left to take the rows: what runs in Spark for them ends.
+        # After a disconnect nobody reads the rows, so cancel the statement, also in Spark.
         self.wire.on_leave(self._statement.cancel)
         await self.wire.send(pg.AUTHENTICATION_OK)
         self._session = session = await self._make_session(role or user, opened)
         self._catalog = ConnectionCatalog(self._shared, session.context, opened, self._sessions)
-        # Not in another state than the client believes: what it asked for is obeyed or refused.
+        # Apply or refuse every setting: the client must know the session's state.
         for name, value in startup_variables(packet.parameters):
             if not session.context.set_variable(name, value):
-                raise InvalidUsage(f'parameter "{name}" is set in a transaction alone')
+                raise InvalidUsage(f'parameter "{name}" can only be set within a transaction')
         session.variables.mark_start()
         session.context.committing = self._statement.committing
         await self._report_settings()
-        # Clients of 3.0 keep exactly four bytes of it.
+        # Clients of protocol 3.0 keep exactly four bytes of the key.
         self.secret_key = self.secret_key[: pg.CANCEL_KEY_BYTES[minor]]
         await self.wire.send(pg.encode_backend_key(self.process_id, self.secret_key))
         await self._ready()
 
     async def _prove(self, user: str) -> str:
-        """Let the client prove what is wanted, and return its role."""
+        """Authenticate the client, and return its role."""
         login = await self._find_role(user)
-        # Asked for each connection: roles come and go while the service runs.
+        # Decided for each connection, since roles may become required while the service runs.
         if login.wanted:
             await prove_role(self.wire, self._settings, user, login)
             return login.role
@@ -324,7 +321,7 @@ class PgConnection:
             if isinstance(message, pg.SyncPipeline):
                 await self._sync()
             elif isinstance(message, pg.SimpleQuery):
-                # A simple query begins a new pipeline: what failed before does not skip it.
+                # A simple query starts a new pipeline, so an earlier error does not skip it.
                 self._skipping = False
                 await self._guarded(lambda m=message: self._simple(m.text))  # type: ignore[misc]
                 await self._end_implicit()
@@ -335,10 +332,10 @@ class PgConnection:
                 self._skipping = await self._guarded(
                     lambda m=message: self._in_statement(m)  # type: ignore[misc]
                 )
-            # What a COPY that failed was still sent is passed over.
+            # Messages of a COPY that failed are skipped.
             answered = isinstance(message, pg.SimpleQuery | pg.SyncPipeline)
             if answered and self.opened.ended is not None:
-                # Drivers that find the end together with the answer lose the answer.
+                # Wait a moment: drivers that see the end together with the answer lose the answer.
                 with anyio.move_on_after(GOODBYE_SECONDS):
                     await self.wire.peek()
                 return
@@ -349,7 +346,7 @@ class PgConnection:
         await self.wire.flush()
 
     async def _report_settings(self) -> None:
-        """Tell the client of settings that have changed, which it keeps."""
+        """Send the client the reported settings that have changed."""
         reported = self.session.variables.reported()
         for name, value in reported.items():
             if self._reported.get(name) != value:
@@ -364,7 +361,7 @@ class PgConnection:
     # -- errors and cancellation -------------------------------------------------------------------
 
     async def _guarded(self, run: Callable[[], Awaitable[None]]) -> bool:
-        """Run a part of the protocol; tell the client of its error. Return whether it failed."""
+        """Run one step of the protocol, and send its error, if any. Return whether it failed."""
         error: BaseException
         try:
             await self._statement.run(run)
@@ -374,8 +371,8 @@ class PgConnection:
         except PenstockError as known:
             error = known
         except Exception as fault:
-            log.error("a statement failed by a fault of this program", exc_info=fault)
-            error = PenstockError(f"internal fault: {type(fault).__name__}: {fault}")
+            log.error("a statement failed with an internal error", exc_info=fault)
+            error = PenstockError(f"internal error: {type(fault).__name__}: {fault}")
         self.session.failed = self.session.in_transaction
         await self.wire.send(pg.encode_error(sqlstate.error_report(error)))
         return True
@@ -391,14 +388,15 @@ class PgConnection:
         await self.wire.send(pg.encode_notice(report))
 
     async def _end_implicit(self) -> None:
-        """Commit what a pipeline or a simple query did, or drop it if it failed."""
+        """Commit the implicit transaction of a pipeline or a simple query, or roll it back if it
+        failed."""
         if not self._implicit:
             return
         self._implicit = False
         session = self.session
         if not session.in_transaction:
             return
-        # Nothing of a pipeline may stay when one of its statements failed.
+        # If one statement of a pipeline failed, none of its changes may stay.
         if session.failed:
             await session.roll_back(sql.RollbackStatement(position=0), ())
             return
@@ -421,8 +419,7 @@ class PgConnection:
                 await self._simple_one(each, begins=len(found) > 1 and number == 0)
 
     async def _simple_one(self, parsed: ParsedStatement, *, begins: bool) -> None:
-        """Carry out one statement of a simple query; `begins`: several follow as one
-        transaction."""
+        """Execute one statement of a simple query. `begins`: it is the first of several."""
         self._begin_timeout()
         text = parsed.text
         if begins and await self.catalog.answers(text):
@@ -440,7 +437,7 @@ class PgConnection:
         await self._send_result(result)
 
     def _begin_implicit(self, statement: sql.SqlStatement | None) -> None:
-        """Open a transaction for what follows, unless one is open or the statement opens one."""
+        """Open an implicit transaction unless one is open, or the statement begins or ends one."""
         if self.session.in_transaction or isinstance(statement, TRANSACTION_STATEMENTS):
             return
         self.session.begin_implicit()
@@ -449,11 +446,11 @@ class PgConnection:
     async def _execute(
         self, statement: sql.SqlStatement, parameters: Sequence[SqlParameter]
     ) -> StatementResult:
-        # Of a script, or a pipeline, no statement may wait for anything: all others have a turn
-        # between two of them.
+        # The statements of a script or a pipeline may never wait for anything. Yield before each of
+        # them, so that other connections get a turn.
         await anyio.lowlevel.checkpoint()
         if self._implicit and isinstance(statement, TRANSACTION_STATEMENTS):
-            # BEGIN makes the open transaction the client's own; COMMIT and ROLLBACK end it.
+            # BEGIN turns the implicit transaction into an explicit one; COMMIT and ROLLBACK end it.
             self._implicit = False
             if isinstance(statement, sql.BeginStatement):
                 self.session.set_modes(statement.modes)
@@ -468,8 +465,8 @@ class PgConnection:
         return result
 
     def _deallocated(self, statement: sql.SqlStatement) -> StatementResult | None:
-        """Forget what the protocol has prepared under a name, as psqlODBC does by DEALLOCATE; None
-        if the session is to forget its own."""
+        """Discard prepared statements of the protocol, which psqlODBC does with DEALLOCATE. Return
+        None if the session must execute the statement as well."""
         match statement:
             case sql.DeallocateStatement(name=None) | sql.DiscardAllStatement():
                 self._statements.clear()
@@ -481,14 +478,14 @@ class PgConnection:
     async def _declared(
         self, statement: sql.SqlStatement, parameters: Sequence[SqlParameter]
     ) -> StatementResult | None:
-        """Open a cursor of a query of the catalog, as pandas does to look for a table; None for
-        every other statement."""
+        """Open a cursor of a catalog query, which pandas uses to look for a table. Return None for
+        any other statement."""
         if not isinstance(statement, sql.DeclareCursorStatement) or self.session.failed:
             return None
         source = statement.source
         if not isinstance(source, sql.QueryStatement):
             return None
-        # The session knows nothing of the catalog, whose rows are this connection's.
+        # The SQL session cannot answer catalog queries; the connection does.
         text = source.query.text
         if not await self.catalog.answers(text):
             return None
@@ -500,7 +497,7 @@ class PgConnection:
         await send_result(self.wire, result, self._time_zone())
 
     async def _audited_names(self) -> dict[str, TableSchema]:
-        """Return the objects that a query may name, if that is written down."""
+        """Return the objects that a query may name, for the audit log; none if it is off."""
         return schemas_of(await self.session.context.catalog.known()) if self._audit.is_on else {}
 
     async def _copy(self, statement: sql.CopyStatement, text: str) -> None:
@@ -518,7 +515,7 @@ class PgConnection:
     # -- the extended protocol ---------------------------------------------------------------------
 
     async def _in_statement(self, message: pg.FrontendMessage) -> None:
-        """Carry out a message, as a part of the statement that it names."""
+        """Handle a message of the extended protocol, on behalf of the statement that it names."""
         kept: PreparedStatement | None = None
         match message:
             case pg.DescribePrepared():
@@ -556,16 +553,16 @@ class PgConnection:
             case pg.FlushOutput():
                 await self.wire.flush()
             case pg.FastpathCall():
-                raise InvalidUsage("functions are not called by the fast path: use SELECT")
+                raise InvalidUsage("fast-path function calls are not supported: use SELECT")
             case pg.CopyInData() | pg.CopyInDone() | pg.CopyInFailure():
-                pass  # of a COPY that failed already
+                pass  # the rest of a COPY that failed
             case _:
-                raise RemoteProtocolError(f"{type(message).__name__} is not expected here")
+                raise RemoteProtocolError(f"unexpected message {type(message).__name__}")
 
     async def _sync(self) -> None:
         self._skipping = False
         await self._end_implicit()
-        # Portals live as long as their transaction, which is over here unless BEGIN opened it.
+        # Portals end with their transaction, which is over here unless BEGIN opened it.
         if not self.session.in_transaction:
             await self._close_portals()
         await self._ready()
@@ -574,7 +571,9 @@ class PgConnection:
         if message.name and message.name in self._statements:
             raise sqlstate.statement_exists(message.name)
         if len(self._statements) >= KEPT_STATEMENTS_MAX:
-            raise InvalidUsage(f"{KEPT_STATEMENTS_MAX} statements are prepared: close some")
+            raise InvalidUsage(
+                f"too many prepared statements (limit {KEPT_STATEMENTS_MAX}): close some"
+            )
         query = message.query
         found = await run_or_offload(
             len(query), lambda: parse_statements(query, SqlDialect.POSTGRES)
@@ -589,7 +588,7 @@ class PgConnection:
         await self.wire.send(pg.PARSE_COMPLETE)
 
     async def _prepared(self, parsed: ParsedStatement, given: tuple[int, ...]) -> PreparedStatement:
-        """Return a statement with the types of its parameters, of which the client gave some."""
+        """Prepare a statement. `given` are the parameter types that the client specified."""
         text = parsed.text
         if await self.catalog.answers(text):
             return PreparedStatement(text, None, self.catalog.parameter_oids(text, given))
@@ -606,7 +605,7 @@ class PgConnection:
             raise sqlstate.cursor_exists(message.portal)
         await self._close_portal(message.portal)
         if len(self._portals) >= PORTALS_MAX:
-            raise InvalidUsage(f"{PORTALS_MAX} portals are open: close some")
+            raise InvalidUsage(f"too many open portals (limit {PORTALS_MAX}): close some")
         zone = self._time_zone()
         values = await run_or_offload(
             len(kept.text), lambda: parse_parameters(message, kept.parameter_oids, zone)
@@ -621,8 +620,8 @@ class PgConnection:
         return kept
 
     def _is_cursor(self, name: str) -> bool:
-        """Return whether a name is that of a cursor that DECLARE has opened, and of no portal: to
-        PostgreSQL they are the same, and psycopg asks for the columns of its cursors so."""
+        """Return whether a name is that of a cursor of DECLARE and not of a portal. In PostgreSQL
+        cursors are portals, and psycopg describes its cursors as such."""
         return name not in self._portals and self.session.cursors.has(name)
 
     def _portal_named(self, name: str) -> OpenPortal:
@@ -649,12 +648,12 @@ class PgConnection:
             return await self.catalog.describe(kept.text, kept.parameter_oids)
         if not may_have_rows(kept.statement):
             return None
-        # Any values do: columns do not depend on them.
+        # The columns do not depend on the values of the parameters, so use NULLs.
         examples = [
             SqlParameter(None, spark_literal(None, oid), computed=True)
             for oid in kept.parameter_oids
         ]
-        # A client that is refused here never executes it, so that no other line would tell.
+        # A client whose Describe fails never executes the statement, so log the failure here.
         with self._audit.statement(
             kept.statement, kept.text, await self._audited_names(), failures_only=True
         ):
@@ -663,7 +662,7 @@ class PgConnection:
 
     async def _describe_portal(self, portal: OpenPortal) -> None:
         statement, shape = portal.prepared.statement, portal.shape
-        # What may write is carried out by Execute alone, which knows whether more follows.
+        # Leave writes to Execute, which knows whether more messages follow.
         if isinstance(statement, (*WRITES, sql.ExecutePreparedStatement)) and not portal.started:
             if may_have_rows(statement):
                 shape = await self.session.describe(statement, self._parameters(portal))
@@ -677,8 +676,8 @@ class PgConnection:
         )
 
     async def _begin_portal(self, portal: OpenPortal) -> None:
-        """Carry the statement of a portal out, as far as its first rows."""
-        # Describe carries out what Execute would: the columns of some statements are known then.
+        """Execute the statement of a portal, up to its first rows."""
+        # Describe may already have executed it: some statements only then know their columns.
         if portal.started:
             return
         portal.started = True
@@ -708,30 +707,30 @@ class PgConnection:
         return await self.session.context.catalog.reads_of(name)
 
     def _parameters(self, portal: OpenPortal) -> list[SqlParameter]:
-        """Return the parameters that a portal's statement is carried out with."""
+        """Return the parameters with which to execute a portal's statement."""
         return [
             SqlParameter(value, spark_literal(value, oid), untyped=isinstance(value, str))
             for value, oid in zip(portal.values, portal.prepared.parameter_oids, strict=True)
         ]
 
     def _reads_latest(self) -> bool:
-        # A transaction reads at its own time, and a setting may name another one. Statements that
-        # are audited go the usual way.
+        # Point reads return the latest rows and are not audited. A transaction reads at its own
+        # timestamp, and `penstock.as_of` may set another.
         session = self.session
         if session.in_transaction or self._audit.is_on:
             return False
         return not session.variables.get("penstock.as_of")
 
     async def _answer_point(self, bound: pg.BindPortal) -> bool:
-        """Answer a query of one key together with the messages behind it, if that can be done at
-        once."""
+        """Answer a Bind of a point query together with the messages that follow it. Return False,
+        without having answered, if the query must be executed in the usual way."""
         kept = self._statements.get(bound.statement)
         if kept is None or kept.point is None or self._skipping or not self._reads_latest():
             return False
-        # A named portal is read later, and leaves the unnamed one alone.
+        # A named portal may be read later, and does not replace the unnamed one.
         if bound.portal:
             return False
-        # The unnamed portal that was there gives way, as it does to any Bind.
+        # Like any Bind, this one replaces the unnamed portal.
         await self._close_portal("")
         began_ms = self.opened.clock_ms()
         answered = await answer_point(
@@ -749,14 +748,14 @@ class PgConnection:
         if isinstance(statement, sql.CopyStatement):
             await self._copy(statement, portal.prepared.text)
             return
-        # A client that sends neither Sync nor Flush nor more cannot wait for an answer.
+        # Peeking cannot deadlock: a client that waits for an answer must send Sync or Flush.
         last = isinstance(await self.wire.peek(), pg.SyncPipeline)
-        # Whatever a later error of the pipeline takes back.
+        # These statements must be undone if the pipeline fails later.
         if isinstance(statement, (*WRITES, *SETTING_STATEMENTS)) and not last:
             self._begin_implicit(statement)
         await self._begin_portal(portal)
         if last and self._implicit:
-            # Before the answer: the last statement of a pipeline tells whether all were written.
+            # Commit before the answer: it reports whether the entire pipeline was written.
             self._implicit = False
             await self._commit()
         if portal.shape is not None and not await send_portal(
@@ -784,11 +783,13 @@ class PgConnection:
     # -- the catalog -------------------------------------------------------------------------------
 
     async def _answer_catalog(self, text: str, values: Sequence[object]) -> bool:
-        """Answer a simple query of the catalog; return whether it is one."""
+        """Answer a simple query of the catalog. Return False if it is not one."""
         if not await self.catalog.answers(text):
             return False
         if self.session.failed:
-            raise TransactionAborted("the transaction has failed: ROLLBACK it")
+            raise TransactionAborted(
+                "the transaction has failed: statements are refused until ROLLBACK"
+            )
         with self._audit.statement(None, text, kind="Catalog"):
             result = await self.catalog.answer(text, values)
         for warning in result.notices:

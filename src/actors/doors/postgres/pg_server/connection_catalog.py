@@ -1,7 +1,7 @@
-"""Queries of PostgreSQL's catalog: a snapshot of ours is shown to
-`actors.doors.postgres.pg_catalog`.
+"""Answers queries of PostgreSQL's catalog, from snapshots of this service's catalog.
 
-All connections share one database of catalog rows, which is filled anew when objects have changed.
+`actors.doors.postgres.pg_catalog` runs the queries. All connections share one database of catalog
+rows, which is refilled when objects have changed.
 """
 
 from __future__ import annotations
@@ -56,25 +56,29 @@ _SCALARS: Final = {
 
 
 class SharedCatalog:
-    """The catalog rows of all connections, as of the objects that one of them saw last."""
+    """The database of catalog rows that all connections share."""
 
     def __init__(self) -> None:
         self._queries: CatalogQueries | None = None
+        """The database; None until it is first needed."""
         self._shown: object = None
+        """The objects and roles in the database; None before the first `show`."""
         self._version = 0
+        """Version of the last snapshot."""
         self.started = _moment()
+        """When the server started, as PostgreSQL writes it."""
 
     @property
     def queries(self) -> CatalogQueries:
-        """Return the database, which is made when it is first asked."""
+        """Return the database, and create it on first use."""
         if self._queries is None:
             self._queries = CatalogQueries()
         return self._queries
 
     def show(self, objects: Sequence[CatalogObjectRow], roles: Sequence[CatalogRoleRow]) -> None:
-        """Show these objects and roles from now on, if they are not shown already."""
+        """Replace the objects and roles in the database, unless they are the same."""
         content = (tuple(objects), tuple(roles))
-        # Filling the rows takes longer than comparing, and objects seldom change.
+        # Comparing is cheaper than filling the rows, and objects seldom change.
         if content == self._shown:
             return
         self._version += 1
@@ -85,7 +89,7 @@ class SharedCatalog:
 
 
 class ConnectionCatalog:
-    """Answers one connection's queries of the catalog."""
+    """Answers the catalog queries of one connection."""
 
     def __init__(
         self,
@@ -94,32 +98,35 @@ class ConnectionCatalog:
         opened: OpenSession,
         sessions: OpenSessions,
     ) -> None:
-        """Answer for a session; `sessions`: those of all doors, as `pg_stat_activity` has them."""
+        """Answer for the session `opened`. `sessions` are those of all protocols, which
+        `pg_stat_activity` shows."""
         self._shared = shared
         self._context = context
         self._opened = opened
         self._sessions = sessions
 
     async def answers(self, text: str) -> bool:
-        """Return whether a statement is answered here."""
+        """Return whether a statement is a catalog query, which is answered here."""
         if not CatalogQueries.may_be_catalog_query(text):
-            return False  # the database of rows is made for those that may need it
+            return False  # do not create the database for statements that cannot need it
         queries = self._shared.queries
         return await run_or_offload(len(text), lambda: queries.is_catalog_query(text))
 
     def parameter_oids(self, text: str, given: Sequence[int]) -> tuple[int, ...]:
-        """Return the types of a statement's parameters. Raises `CatalogQueryError`."""
+        """Return the types of a catalog query's parameters, of which the client gave some. Raises
+        `CatalogQueryError`."""
         return self._shared.queries.describe_catalog_query(text, given).parameters
 
     async def describe(self, text: str, oids: Sequence[int]) -> tuple[FieldDescription, ...]:
-        """Return the columns of a statement's result. Raises `CatalogQueryError`."""
+        """Return the columns of a catalog query's result. Raises `CatalogQueryError`."""
         found = self._shared.queries.describe_catalog_query(text, oids)
         return tuple(FieldDescription(each.name, pg.sized(each.type)) for each in found.columns)
 
     async def answer(
         self, text: str, values: Sequence[Any], oids: Sequence[int] = ()
     ) -> StatementResult:
-        """Return the result of a statement. Raises `CatalogQueryError`."""
+        """Execute a catalog query, and apply the settings and signals that it asks for. Raises
+        `CatalogQueryError`."""
         await self._refresh()
         if self._context.transaction is not None:
             self._context.transaction.queried = True
@@ -134,18 +141,18 @@ class ConnectionCatalog:
             started=self._shared.started,
         )
         queries = self._shared.queries
-        # No other session's answer comes between: nothing waits from here on.
+        # There is no await from here to the answer, so no other session's query intervenes.
         queries.apply_sessions([self._shown(each) for each in self._sessions])
         found = queries.answer_catalog_query(text, values, session, oids)
-        # set_config() is how drivers without SET change a setting.
+        # Some drivers change settings with set_config() instead of SET.
         for name, value, local in found.settings:
             self._context.set_variable(name, value, local=local)
         for signal in found.signals:
-            # One that has just ended needs no signal any more.
+            # The session may have ended in the meantime.
             with suppress(UnknownObject):
                 self._sessions.find(signal.process_id).signal(end=signal.end)
         shape = pa.schema([(column.name, _kind(column.type)) for column in found.columns])
-        # Whatever is no number is sent as text.
+        # Values other than numbers are sent as text.
         rows = [
             tuple(
                 value if column.type in _SCALARS else format_catalog_value(value, column.type)
@@ -207,8 +214,8 @@ class ConnectionCatalog:
 
 
 def _role_rows(report: RolesReport, user: str) -> list[CatalogRoleRow]:
-    """Return the roles as clients are shown them. While none is wanted, whoever asks is one that
-    may do everything."""
+    """Return the roles that the catalog shows. While roles are not required, the asking user is
+    shown as a superuser."""
     found = {DATABASE: CatalogRoleRow(DATABASE, superuser=True, can_login=not report.wanted)}
     if not report.wanted:
         found[user] = CatalogRoleRow(user, superuser=True)
@@ -251,7 +258,7 @@ def _object_row(status: ObjectStatus, row: Mapping[str, Any]) -> CatalogObjectRo
 
 
 def _kind(oid: int) -> pa.DataType:
-    """Return the Arrow type whose values are sent as those of a catalog column."""
+    """Return the Arrow type in which values of a catalog column's type are sent."""
     return _SCALARS.get(oid, pa.string())
 
 

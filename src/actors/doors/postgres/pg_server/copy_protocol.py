@@ -1,4 +1,4 @@
-"""COPY: rows from a client's stream into a table at one time, and rows out to it."""
+"""Executes COPY: inserts rows from the client's stream atomically, or sends rows to it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ BATCH_BYTES = 1 << 20
 
 
 def format_of(options: sql.CopyOptions) -> RowFormat:
-    """Return the row format that a statement's options name. Raises `InvalidUsage` for options that
-    do not fit each other."""
+    """Return the row format for a statement's options. Raises `InvalidUsage` for options that
+    conflict."""
     form = RowFormat(
         CopyFormat(options.format),
         options.delimiter.encode(),
@@ -40,19 +40,18 @@ def format_of(options: sql.CopyOptions) -> RowFormat:
 
 
 async def copy_from_client(wire: PgWire, session: SqlSession, statement: sql.CopyStatement) -> int:
-    """Read rows until the client ends its stream, and insert them all at one time. Return their
-    number.
+    """Read rows until the client ends its stream, insert them atomically, and return their number.
 
     Raises:
-        InvalidClientData: A row does not fit; nothing is inserted.
-        InvalidUsage: The client gave the copy up, or it has too many bytes for one statement.
+        InvalidClientData: A row does not fit the table; nothing is inserted.
+        InvalidUsage: The client aborted the copy, or its rows exceed `sql_rows_bytes_max`.
     """
     session.begin_statement(statement)
     context = session.context
     assert statement.table is not None
     table, schema = await context.catalog.find_table(statement.table)
     columns = named_columns(table, schema, statement.columns)
-    # Before the client sends rows for nothing.
+    # Check the right before the client sends rows in vain.
     await context.client.check_right("write", table)
     form = format_of(statement.options)
     decoder = copy_decoder(
@@ -73,10 +72,10 @@ async def copy_from_client(wire: PgWire, session: SqlSession, statement: sql.Cop
             case pg.CopyInData(data):
                 batches += decoder.feed(data)
                 size += len(data)
-                # All rows are written at one time, so that all are held until then.
+                # The rows are one write, so all of them are kept in memory until then.
                 if size > limit:
                     raise InvalidUsage(
-                        f"COPY {table}: more than {limit} bytes at once (sql_rows_bytes_max)"
+                        f"COPY {table}: too many rows: more than {limit} bytes (sql_rows_bytes_max)"
                     )
             case pg.CopyInDone():
                 batches += decoder.finish()
@@ -84,11 +83,11 @@ async def copy_from_client(wire: PgWire, session: SqlSession, statement: sql.Cop
             case pg.CopyInFailure(reason):
                 raise InvalidUsage(f"COPY from stdin failed: {reason}")
             case pg.FlushOutput() | pg.SyncPipeline():
-                pass  # PostgreSQL ignores both inside a copy
+                pass  # PostgreSQL ignores both during a copy
             case None:
-                raise RemoteProtocolError("the connection ended inside a copy")
+                raise RemoteProtocolError("the connection ended during a copy")
             case _:
-                raise RemoteProtocolError(f"{type(message).__name__} inside a copy")
+                raise RemoteProtocolError(f"unexpected {type(message).__name__} during a copy")
     rows = pa.Table.from_batches(batches, TableSchema(columns).arrow())
     if rows.num_rows:
         await put_rows(context, table, schema, rows)
@@ -98,10 +97,10 @@ async def copy_from_client(wire: PgWire, session: SqlSession, statement: sql.Cop
 async def copy_to_client(
     wire: PgWire, session: SqlSession, statement: sql.CopyStatement, time_zone: str
 ) -> int:
-    """Send the rows of a table, a query or a subscribe. Return their number."""
+    """Send the rows of a table, a query or a subscribe to the client. Return their number."""
     session.begin_statement(statement)
     if statement.options.header_match:
-        raise InvalidUsage("HEADER MATCH is for COPY … FROM: write HEADER")
+        raise InvalidUsage("HEADER MATCH is only supported for COPY … FROM: use HEADER")
     result = end_on_disconnect(wire, await _source(session, statement))
     assert result.schema is not None
     assert result.batches is not None
@@ -118,7 +117,7 @@ async def copy_to_client(
                 for piece in encoder.encode(part).pieces(SEND_BYTES):
                     result.check_rights()
                     await wire.send(piece)
-            # Changes come seldom: waiting for a full buffer would hold them back.
+            # Send changes immediately: they may be rare, and a full buffer would take long.
             if result.tag == "SUBSCRIBE":
                 await wire.flush()
     finally:

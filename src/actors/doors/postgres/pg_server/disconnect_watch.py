@@ -1,7 +1,7 @@
-"""Rows of a subscribe that end with the client's connection.
+"""Ends a subscribe when its client disconnects.
 
-A subscribe may wait for a change for ever, and nothing is read from the client meanwhile: so its
-end would not be noticed, and neither the subscribe nor its view would end.
+A subscribe may wait forever for a change, and meanwhile nothing is read from the client. Without
+this watch a disconnect would go unnoticed, and the subscribe and its view would never end.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from actors.runtime.errors import ConnectionBroken, PenstockError
 
 
 class DisconnectWatch(AsyncGenerator[pa.RecordBatch, None]):
-    """The batches of a subscribe, as long as its client is there. No generator of its own: closing
-    one that has not begun would close nothing."""
+    """Yields the batches of a subscribe until its client disconnects.
+
+    This is a class rather than a generator function, because closing a generator that was never
+    started would not close the batches.
+    """
 
     def __init__(self, wire: PgWire, batches: AsyncGenerator[pa.RecordBatch, None]) -> None:
         self._wire = wire
         self._batches = batches
 
     async def asend(self, value: None) -> pa.RecordBatch:
-        """Return the next batch. Raises `ConnectionBroken` when the client leaves before it
-        comes."""
+        """Return the next batch. Raises `ConnectionBroken` if the client disconnects first."""
         found: pa.RecordBatch | None = None
         ended: PenstockError | StopAsyncIteration | None = None
         async with anyio.create_task_group() as group:
-            # Cancelled between two reads, the watcher loses nothing of what the client sent.
+            # The watcher is canceled between two reads, so it loses nothing that the client sent.
             group.start_soon(self._watch, group.cancel_scope)
             try:
                 found = await anext(self._batches)
-            # Raised behind the group, which would wrap it.
+            # Raise this after the task group, which would wrap it.
             except (PenstockError, StopAsyncIteration) as error:
                 ended = error
             group.cancel_scope.cancel()
@@ -44,7 +46,7 @@ class DisconnectWatch(AsyncGenerator[pa.RecordBatch, None]):
             return found
         if ended is not None:
             raise ended
-        raise ConnectionBroken(f"{self._wire.peer} has left during a subscribe")
+        raise ConnectionBroken(f"{self._wire.peer} disconnected during a subscribe")
 
     async def _watch(self, scope: anyio.CancelScope) -> None:
         await self._wire.watch()
@@ -57,7 +59,7 @@ class DisconnectWatch(AsyncGenerator[pa.RecordBatch, None]):
         trace: TracebackType | None = None,
         /,
     ) -> Any:
-        """End the subscribe by an error."""
+        """End the subscribe with an error."""
         return await self._batches.athrow(kind if isinstance(kind, BaseException) else kind())
 
     async def aclose(self) -> None:
@@ -66,7 +68,7 @@ class DisconnectWatch(AsyncGenerator[pa.RecordBatch, None]):
 
 
 def end_on_disconnect(wire: PgWire, result: StatementResult) -> StatementResult:
-    """Return a result whose rows end with the connection, if they are a subscribe's."""
+    """Make the rows of a subscribe end with the connection; return any other result unchanged."""
     if result.tag == "SUBSCRIBE" and result.batches is not None:
         result.batches = DisconnectWatch(wire, result.batches)
     return result

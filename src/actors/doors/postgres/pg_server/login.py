@@ -1,14 +1,14 @@
-"""How a client of PostgreSQL's protocol proves a role.
+"""Authenticates clients of PostgreSQL's protocol.
 
-By a certificate of the role's name, if the connection has TLS and the client showed one that
-`tls_authority` signed; else by its password: by SCRAM-SHA-256, in which the password does not
-travel, or as it is, inside TLS alone and if `pg_cleartext_passwords` is set.
+A client authenticates with a TLS certificate that `tls_authority` signed for the role's name, or
+else with its password. The password is verified by SCRAM-SHA-256, which does not transmit it or,
+with TLS and `pg_cleartext_passwords`, sent in cleartext.
 
-While no role is wanted, the password is a token of ``token_file``: it is sent as it is inside TLS,
-and proved by SCRAM without. So no password travels in the clear.
+While roles are not required, the password is a token of ``token_file``. With TLS it is sent in
+cleartext, and without TLS verified by SCRAM. So no password is ever transmitted unencrypted.
 
-Every refusal has one text, whether there is no such role, it may not log in, it has no password, or
-the password is another one.
+Every refusal has the same text, whether the role does not exist, may not log in, has no password,
+or has another password.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _NO_REPLY: Final = "no password was given"
 
 
 async def prove_role(wire: PgWire, settings: Settings, user: str, login: RoleLogin) -> None:
-    """Let a client prove that it is this user's. Raises `AuthenticationFailed`, and
-    `MalformedFrame` for what is no message of the mechanism."""
-    # TLS has checked that the certificate is signed by our authority.
+    """Authenticate a client as this user. Raises `AuthenticationFailed`, and `MalformedFrame` for
+    an invalid message of the mechanism."""
+    # TLS has verified that `tls_authority` signed the certificate.
     if login.role and fold(wire.certificate_name()) == fold(login.role):
         return
     try:
@@ -54,33 +54,34 @@ async def prove_role(wire: PgWire, settings: Settings, user: str, login: RoleLog
         else:
             await _prove_by_scram(wire, login.verifier)
     except AuthenticationFailed as error:
-        # The reason is for the log: to the client it would tell which roles there are.
-        log.warning("%s did not prove to be %r: %s", wire.peer, user, error)
+        # Log the reason only: it would tell the client which roles exist.
+        log.warning("%s failed to authenticate as %r: %s", wire.peer, user, error)
         raise AuthenticationFailed(f'password authentication failed for user "{user}"') from None
 
 
 class TokenProof:
-    """Checks tokens that clients show as their password."""
+    """Checks tokens that clients send as their password."""
 
     def __init__(self, security: TransportSecurity) -> None:
         self._security = security
-        # One salt for all: the challenge names it before the client shows which token it has.
+        # All tokens share a salt, because the challenge contains it before the client reveals which
+        # token it has.
         salt = secrets.token_bytes(SALT_BYTES)
         self._verifiers = [make_verifier(token, salt) for token in security.tokens]
 
     async def prove(self, wire: PgWire, user: str) -> None:
-        """Let a client prove that it has one of the tokens. Raises `AuthenticationFailed`, and
-        `MalformedFrame` for what is no message of the mechanism."""
+        """Verify that a client has one of the tokens. Raises `AuthenticationFailed`, and
+        `MalformedFrame` for an invalid message of the mechanism."""
         try:
-            # Clients that do not know SCRAM have shown their token so since there are tokens.
+            # With TLS the token is sent in cleartext, which works for clients without SCRAM.
             if wire.encrypted:
                 await wire.send(pg.CLEARTEXT_PASSWORD_REQUEST)
                 if not self._security.knows((await _reply(wire)).rstrip(b"\0")):
-                    raise AuthenticationFailed("another token")
+                    raise AuthenticationFailed("wrong token")
             else:
                 await _prove_by_scram(wire, *self._verifiers)
         except AuthenticationFailed as error:
-            log.warning("%s did not show a token: %s", wire.peer, error)
+            log.warning("%s failed to authenticate with a token: %s", wire.peer, error)
             raise AuthenticationFailed(
                 f'password authentication failed for user "{user}"'
             ) from None
@@ -98,7 +99,7 @@ async def _prove_by_scram(wire: PgWire, *verifiers: ScramVerifier) -> None:
     begun = parse_sasl_initial(await _reply(wire))
     if begun.mechanism != MECHANISM:
         raise AuthenticationFailed(f"mechanism {begun.mechanism[:64]!r} was not offered")
-    # A fresh nonce for each attempt: a proof that was overheard proves nothing later.
+    # A new nonce for each attempt, so that an intercepted proof cannot be replayed.
     exchange = ScramExchange(verifiers, secrets.token_bytes(NONCE_BYTES))
     await wire.send(pg.encode_sasl_continue(exchange.first(begun.data)))
     await wire.send(pg.encode_sasl_final(exchange.final(await _reply(wire))))
@@ -107,7 +108,7 @@ async def _prove_by_scram(wire: PgWire, *verifiers: ScramVerifier) -> None:
 async def _prove_by_password(wire: PgWire, login: RoleLogin) -> None:
     await wire.send(pg.CLEARTEXT_PASSWORD_REQUEST)
     given = (await _reply(wire)).rstrip(b"\0").decode(errors="surrogateescape")
-    # In a thread: it is slow on purpose, and the loop serves all others.
+    # In a thread, because the check is slow by design and must not block the event loop.
     fits = await anyio.to_thread.run_sync(check_password, given, login.verifier)
     if not fits:
-        raise AuthenticationFailed("another password")
+        raise AuthenticationFailed("wrong password")

@@ -1,8 +1,8 @@
-"""Types of parameters by the scope that they stand in, as PostgreSQL finds them.
+"""Infers the types of parameters from the expressions around them, as PostgreSQL does.
 
-A parameter takes the type of what it is compared or computed with, or assigned to. A column there
-is one of the query's own scope: of its tables, table expressions and subqueries, else of the
-queries around it. A parameter whose place tells no type has none. Pure.
+A parameter takes the type of the value that it is compared with, combined with by an operator, or
+assigned to. Column names there are resolved in the query's scope: its tables, CTEs and subqueries,
+then the enclosing queries. A parameter may have no inferred type. Pure.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from actors.model.protocol.relations import fold
 from actors.runtime.errors import SqlSyntaxError
 
 Columns: TypeAlias = list[tuple[str, int | None]]
-"""Folded names and types of a relation's columns, in order; None: the type is not known."""
+"""Folded names and types of a relation's columns, in order; None: the type is unknown."""
 Sources: TypeAlias = list[tuple[str, Columns | None]]
-"""Relations of one query by the names that they have in it; None: its columns are not known."""
+"""The relations of one query, by their names in it; None: the columns are unknown."""
 
 _OWN_SCHEMAS: Final = ("", "public", "default")
 _PARAMETER: Final = "penstock parameter "
 _KEPT_CHARACTERS_MAX: Final = 4_096
 _NUMBERS: Final = (pg.INT2, pg.INT4, pg.INT8, pg.NUMERIC, pg.FLOAT4, pg.FLOAT8)
-"""Types of numbers; of two, an operator takes the later."""
+"""Numeric types. The result of an operator has the later type of its operands."""
 _CLOCKS: Final = (pg.TIMESTAMP, pg.TIMESTAMPTZ)
 _SAME: Final = (exp.Coalesce, exp.Greatest, exp.Least, exp.Nullif)
 _TEXTS: Final = (exp.Lower, exp.Upper, exp.Concat, exp.DPipe, exp.Substring, exp.Trim)
@@ -47,13 +47,13 @@ _SUMS: Final[Mapping[int | None, int]] = {
     **{pg.INT2: pg.INT8, pg.INT4: pg.INT8, pg.INT8: pg.NUMERIC},
     **{each: each for each in (pg.NUMERIC, pg.FLOAT4, pg.FLOAT8)},
 }
-"""Types of sums, by the type of what is summed."""
+"""Maps the type of a summed expression to the type of its sum."""
 _COUNTS: Final = (exp.Limit, exp.Offset, exp.Fetch)
 
 
 def as_columns(span: TextSpan) -> str:
-    """Return a part of a statement with a column in the place of each parameter: sqlglot takes
-    ``$1,$2`` for the start of a quoted text."""
+    """Replace the parameters in a part of a statement by column names, because sqlglot reads
+    ``$1,$2`` as the start of a dollar-quoted string."""
     parts, at, text = [], span.start, span.lexed.text
     for token in span.tokens:
         if token.kind == "parameter":
@@ -63,8 +63,10 @@ def as_columns(span: TextSpan) -> str:
 
 
 def scoped_types(text: str, schemas: Mapping[str, TableSchema]) -> dict[int, int]:
-    """Return the types of parameters, by number, of those whose place tells one; `text` has them
-    `as_columns`.
+    """Infer the types of a query's parameters, by number. Those without an inferred type are
+    missing.
+
+    `text` is the result of `as_columns`.
 
     >>> from actors.engine.sql.statements import generated_span
     >>> from actors.model.plan.schema import TableColumn
@@ -76,7 +78,7 @@ def scoped_types(text: str, schemas: Mapping[str, TableSchema]) -> dict[int, int
     >>> found("SELECT 1 FROM t WHERE code = $1")
     {1: 23}
     """
-    # Drivers send the same short texts again and again; long ones are not worth the memory.
+    # Drivers repeat the same short queries. Long ones are not worth caching.
     tree = _kept_tree(text) if len(text) <= _KEPT_CHARACTERS_MAX else _tree(text)
     if tree is None:
         return {}
@@ -93,8 +95,8 @@ def _columns_of(schemas: Mapping[str, TableSchema]) -> dict[str, Columns]:
 
 
 def place_roles(queries: list[str], schemas: Mapping[str, TableSchema]) -> PlaceRoles:
-    """Return the roles of the places in queries of `marked_queries`; none in a text that has
-    another grammar."""
+    """Return the roles of the places in the queries of `marked_queries`. Queries that sqlglot
+    cannot parse are skipped."""
     finder = _RoleFinder(_columns_of(schemas))
     for text in queries:
         tree = _kept_tree(text) if len(text) <= _KEPT_CHARACTERS_MAX else _tree(text)
@@ -104,8 +106,7 @@ def place_roles(queries: list[str], schemas: Mapping[str, TableSchema]) -> Place
 
 
 def named_relations(text: str) -> list[str]:
-    """Return the names of relations in a query that are in no other schema, nor its own table
-    expressions.
+    """Return the names of a query's relations, except its own CTEs and those of other schemas.
 
     >>> named_relations("WITH q AS (SELECT 1) SELECT * FROM q, public.t, penstock.objects")
     ['t']
@@ -113,7 +114,7 @@ def named_relations(text: str) -> list[str]:
     tree = _kept_tree(text) if len(text) <= _KEPT_CHARACTERS_MAX else _tree(text)
     if tree is None:
         return []
-    # Wherever it is defined: one that is out of scope is refused later, by Spark.
+    # Ignore the scopes of CTEs: Spark later refuses one that is out of scope.
     own = {fold(each.alias) for each in tree.find_all(exp.CTE)}
     return [
         each.name
@@ -128,7 +129,7 @@ def named_relations(text: str) -> list[str]:
 def _tree(text: str) -> Any:
     try:
         return parse_one(text, dialect="postgres")
-    # The last ones are sqlglot's own, for texts of another grammar.
+    # sqlglot itself raises the last ones for texts of another grammar.
     except (SqlglotError, RecursionError, AttributeError, LookupError, TypeError, ValueError):
         return None
 
@@ -141,7 +142,7 @@ def _oid(spark: str) -> int:
 
 
 class _Scope:
-    """The names that an expression may use."""
+    """The names that an expression can use: those of its query and of the enclosing ones."""
 
     def __init__(
         self, sources: Sources, outer: _Scope | None, expressions: Mapping[str, Columns | None]
@@ -149,60 +150,62 @@ class _Scope:
         self.sources = sources
         self.outer = outer
         self.expressions = expressions
-        """Table expressions (WITH) by folded name."""
+        """The visible CTEs, by folded name."""
 
     def column(self, qualifier: str, name: str) -> int | None:
-        """Return the type of a column; None: it is not known."""
+        """Return the type of a column; None if it is unknown."""
         for alias, columns in self.sources:
             if qualifier and alias != qualifier:
                 continue
             for each, oid in columns or ():
                 if each == name:
                     return oid
-            # A relation of unknown columns may have it: nothing is guessed behind it.
+            # A relation with unknown columns may have this one, so do not search any further.
             if columns is None or qualifier:
                 return None
         return None if self.outer is None else self.outer.column(qualifier, name)
 
 
 class _TypeFinder:
-    """Visits a statement, and finds the types of its parameters."""
+    """Visits a statement and collects the types of its parameters."""
 
     def __init__(self, tables: Mapping[str, Columns]) -> None:
         self._tables = tables
         self.found: dict[int, int] = {}
+        """Types by number of parameter; the first use of a parameter decides."""
 
     # -- visiting ----------------------------------------------------------------------------------
 
     def visit(self, node: Any, scope: _Scope) -> None:
-        """Visit a node and all below it."""
+        """Visit a node and its descendants."""
         scope = self._opened(node, scope)
         if self._noted(node, scope):
             return
         for child in node.iter_expressions():
-            # Each table expression is a query of its own, which was visited when it was named.
+            # `_expressions` has already visited the CTEs.
             if not isinstance(child, exp.With):
                 self.visit(child, scope)
 
     def _noted(self, node: Any, scope: _Scope) -> bool:
-        """Note what a node tells; return whether nothing below it does."""
+        """Collect what a node contributes. Return True if its children need no visit."""
         if not (isinstance(node, exp.Column) and node.name.startswith(_PARAMETER)):
             return False
         number = node.name.removeprefix(_PARAMETER)
         oid = self._expected(node, scope) if number.isdecimal() and len(number) < 6 else None
         if oid is not None:
-            # An interval is given as text, which Spark casts: it reads other texts than PostgreSQL.
+            # An interval is passed as text and cast by Spark, whose syntax differs from
+            # PostgreSQL's.
             self.found.setdefault(int(number), pg.TEXT if oid == pg.INTERVAL else oid)
         return True
 
     def _opened(self, node: Any, scope: _Scope) -> _Scope:
-        """Return the scope within a node: another one in a query, or a statement of one table."""
+        """Return the scope within a node. Queries and statements on a table have their own."""
         if isinstance(node, exp.Select | exp.SetOperation | exp.DML | exp.Subquery):
             expressions = self._expressions(node, scope)
             scope = _Scope(scope.sources, scope.outer, expressions)
         if isinstance(node, exp.Select):
             return _Scope(self._sources(node, scope), scope, scope.expressions)
-        # An action of MERGE names no table of its own.
+        # An action of MERGE does not name a table of its own.
         is_action = isinstance(node.parent, exp.When)
         if isinstance(node, exp.Update | exp.Delete | exp.Merge | exp.Insert) and not is_action:
             return _Scope(self._sources(node, scope), None, scope.expressions)
@@ -213,7 +216,7 @@ class _TypeFinder:
         for each in node.ctes if hasattr(node, "ctes") else ():
             name = fold(each.alias)
             inner = _Scope([], scope, found)
-            # One that names itself has the columns of its first part.
+            # A recursive CTE has the columns of its first part.
             found[name] = _renamed(self._output(each.this, inner), each)
             self.visit(each.this, _Scope([], scope, found))
         return found
@@ -225,7 +228,7 @@ class _TypeFinder:
             columns = self._tables.get(fold(table.name))
             alias = table.args.get("alias")
             named = fold(alias.name) if alias is not None else fold(table.name)
-            # ON CONFLICT calls the row that was not inserted so.
+            # ON CONFLICT refers to the row that was not inserted as `excluded`.
             return [(named, columns), ("excluded", columns)]
         for key in ("from_", "from", "using"):
             found = node.args.get(key)
@@ -254,8 +257,8 @@ class _TypeFinder:
         return name, None
 
     def _output(self, query: Any, scope: _Scope) -> Columns | None:
-        """Return the columns of a query's rows."""
-        # The first part of a UNION names its columns.
+        """Return the columns of a query's result; None if they are unknown."""
+        # The columns of a UNION are those of its first part.
         while isinstance(query, exp.Subquery | exp.SetOperation):
             scope = _Scope(scope.sources, scope.outer, self._expressions(query, scope))
             query = query.this
@@ -281,7 +284,7 @@ class _TypeFinder:
     # -- types -------------------------------------------------------------------------------------
 
     def _expected(self, node: Any, scope: _Scope) -> int | None:
-        """Return the type that the place of an expression asks for; None: it asks for none."""
+        """Return the type that the context of an expression expects; None if it expects none."""
         parent = node.parent
         match parent:
             case exp.Paren() | exp.Neg() | exp.Alias():
@@ -322,7 +325,7 @@ class _TypeFinder:
     def _sibling(self, parent: Any, node: Any, scope: _Scope) -> int | None:
         found = self._first((e for e in parent.iter_expressions() if e is not node), scope)
         if found is None and isinstance(parent, (*_COMPARED, exp.Between)):
-            # Beside a text both are texts.
+            # Compared with a string literal, a parameter is text.
             texts = (exp.Literal,)
             others = [each for each in parent.iter_expressions() if each is not node]
             return pg.TEXT if any(isinstance(each, texts) for each in others) else None
@@ -333,7 +336,7 @@ class _TypeFinder:
         oid = self._type(other, scope)
         if isinstance(parent, exp.Add) and oid in _CLOCKS:
             return pg.INTERVAL
-        # A day and a number of days.
+        # A date plus a number of days.
         if isinstance(parent, exp.Add) and oid == pg.DATE:
             return pg.INT4
         return oid if oid is not None else self._expected(parent, scope)
@@ -348,7 +351,8 @@ class _TypeFinder:
         return columns[0][1] if columns else None
 
     def _of_tuple(self, parent: Any, node: Any, scope: _Scope) -> int | None:
-        """Return the type in a row: of ``(a, b) = ($1, $2)``, ``IN``, or a MERGE's INSERT."""
+        """Return the expected type of an element of a row, as in ``(a, b) = ($1, $2)``, ``IN``, or
+        the INSERT of a MERGE."""
         place = next(at for at, each in enumerate(parent.expressions) if each is node)
         above, other = parent.parent, None
         if isinstance(above, exp.In):
@@ -369,7 +373,7 @@ class _TypeFinder:
         return self._first(_results(case), scope) or self._expected(case, scope)
 
     def _inserted(self, select: Any, node: Any) -> int | None:
-        """Return the type of the column that a value of ``INSERT … SELECT`` is for."""
+        """Return the type of the column into which ``INSERT … SELECT`` inserts an expression."""
         insert = select.parent
         if not isinstance(insert, exp.Insert):
             return None
@@ -383,18 +387,18 @@ class _TypeFinder:
         return types.get(names[place]) if place < len(names) else None
 
     def _first(self, nodes: Any, scope: _Scope) -> int | None:
-        """Return the first type that is known of several expressions."""
+        """Return the first known type among several expressions; None if there is none."""
         found = (self._type(each, scope) for each in nodes)
         return next((oid for oid in found if oid is not None), None)
 
     def _of_column(self, nodes: Sequence[Any], scope: _Scope) -> int | None:
-        """Return the type of a column of these values: a text without a type becomes a text."""
+        """Return the type of a column with these values; string literals count as text."""
         oid = self._first(nodes, scope)
         texts = (isinstance(each, exp.Literal) and each.is_string for each in nodes)
         return pg.TEXT if oid is None and any(texts) else oid
 
     def _type(self, node: Any, scope: _Scope) -> int | None:
-        """Return the type of an expression; None: it is not known, or a text without one."""
+        """Return the type of an expression; None if it is unknown or an untyped string literal."""
         match node:
             case exp.Paren() | exp.Neg() | exp.Alias() | exp.Window() | exp.Filter():
                 return self._type(node.this, scope)
@@ -440,11 +444,12 @@ class _TypeFinder:
 
 
 class _RoleFinder(_TypeFinder):
-    """Visits a query of `marked_queries`, and finds the roles of its places."""
+    """Visits a query of `marked_queries` and collects the roles of its places."""
 
     def __init__(self, tables: Mapping[str, Columns]) -> None:
         super().__init__(tables)
         self.roles: dict[int, str] = {}
+        """Roles by the offset of the place in the statement."""
 
     def _noted(self, node: Any, scope: _Scope) -> bool:
         if isinstance(node, exp.Cast) and (name := _place_of_type(node)):
@@ -466,7 +471,7 @@ class _RoleFinder(_TypeFinder):
             self.roles[int(offset)] = role
 
     def _char_role(self, node: Any, scope: _Scope) -> str:
-        """Return the role of a cast to ``char(n)``: whether its blanks at the end count."""
+        """Return the role of a cast to ``char(n)``, which decides whether trailing spaces count."""
         peers = _peers(node)
         for each in peers:
             if not _is_char_cast(each) and self._type(each, scope) == pg.BPCHAR:
@@ -480,11 +485,11 @@ class _RoleFinder(_TypeFinder):
 
 
 _WITHOUT_BLANKS: Final = (exp.DPipe, exp.Cast, exp.Length, exp.Lower, exp.Upper, exp.Substring)
-"""Operations whose operand ``char(n)`` becomes a text, which has no blanks at its end."""
+"""Operations that convert an operand of type ``char(n)`` to text, without trailing spaces."""
 
 
 def _place_of_type(cast: Any) -> str:
-    """Return the name of the place that a cast's type is; "" for another type."""
+    """Return the name of the place that stands for a cast's type; "" for an actual type."""
     name = str(cast.to.text("kind"))
     return name if name.startswith(PLACE) else ""
 
@@ -495,20 +500,20 @@ def _is_char_cast(node: Any) -> bool:
 
 def _is_quantifier(node: Any) -> bool:
     """Return whether a node is the ``ANY (…)`` or ``ALL (…)`` of a comparison."""
-    # sqlglot takes ALL for a function.
+    # sqlglot parses ALL as a function.
     is_all = isinstance(node, exp.Anonymous) and node.name.upper() == "ALL"
     return isinstance(node, exp.Any) or is_all
 
 
 def _around(node: Any) -> Any:
-    """Return a node with the brackets around it."""
+    """Return a node including the parentheses around it."""
     while isinstance(node.parent, exp.Paren):
         node = node.parent
     return node
 
 
 def _peers(node: Any) -> list[Any]:
-    """Return the expressions that one is compared with, without their brackets."""
+    """Return the expressions that an expression is compared with, without their parentheses."""
     node = _around(node)
     parent = node.parent
     found: list[Any] = []
@@ -532,7 +537,7 @@ def _results(case: Any) -> Iterator[Any]:
 
 
 def _renamed(columns: Columns | None, node: Any) -> Columns | None:
-    """Return columns under the names that an alias gives them: ``AS q (a, b)``."""
+    """Rename columns as an alias such as ``AS q (a, b)`` does."""
     alias = node.args.get("alias")
     names: Sequence[Any] = alias.args.get("columns") or () if alias is not None else ()
     if columns is None or not names:
@@ -552,7 +557,7 @@ def _named_type(text: str) -> int | None:
 def _number_type(text: str) -> int:
     if not text.isdecimal():
         return pg.NUMERIC
-    # Cut first: Python refuses to read numbers of thousands of digits.
+    # Truncate first: Python refuses to parse numbers with thousands of digits.
     return (
         pg.INT4 if int(text[:20]) < 1 << 31 else pg.INT8 if int(text[:20]) < 1 << 63 else pg.NUMERIC
     )

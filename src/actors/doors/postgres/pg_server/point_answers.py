@@ -1,7 +1,7 @@
-"""Answers a query of one key together with all messages that drivers send for it.
+"""Answers a point query together with all messages that drivers send for it.
 
-A driver sends Bind, Describe, Execute and Sync at once. Where the rows are there already, one turn
-answers all four; a turn for each would cost more than the read itself.
+A driver sends Bind, Describe, Execute and Sync together. If the rows are in memory, all four are
+answered in one go; handling them one by one would cost more than the read itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BEHIND: Final[list[pg.FrontendMessage]] = [
     pg.ExecutePortal("", 0),
     pg.SyncPipeline(),
 ]
-"""Messages behind the Bind of a query; some drivers leave Describe out."""
+"""The messages that follow a query's Bind; some drivers omit Describe."""
 
 
 async def answer_point(
@@ -34,19 +34,19 @@ async def answer_point(
     role: str | None,
     time_zone: str,
 ) -> bool:
-    """Answer a Bind of a query of one key, outside of a transaction, and the messages behind it.
+    """Answer the Bind of a point query, outside a transaction, and the messages that follow it.
 
     Args:
         wire: The connection.
-        memory_reads: Reads the rows.
+        memory_reads: Reads the rows from memory.
         kept: The prepared statement, whose `point` is set.
-        bound: The Bind.
-        role: The session's.
-        time_zone: The session's, for texts.
+        bound: The Bind message.
+        role: The session's role.
+        time_zone: The session's time zone, for rows in text format.
 
     Returns:
-        False if the usual way must be gone: other messages follow, the rows are not there, or there
-        is an error to be told. Nothing was taken or sent then.
+        False if the query must be executed in the usual way: other messages follow, the rows are
+        not in memory, or there is an error. No message was consumed or sent then.
     """
     point = kept.point
     assert point is not None, kept.text
@@ -63,7 +63,7 @@ async def answer_point(
             return False
         codes = pg.expand_formats(bound.result_formats, found.num_columns, "columns")
         rows = RowEncoder(codes, time_zone).encode(found).data
-    # The usual way meets the same error, and tells it at the right message.
+    # The usual way raises the same error, and reports it for the right message.
     except PenstockError:
         return False
     answer = [pg.BIND_COMPLETE]
@@ -77,7 +77,7 @@ async def answer_point(
 
 
 def _header(kept: PreparedStatement, found: pa.RecordBatch, codes: tuple[int, ...]) -> bytes:
-    """Return the description of a point's columns, which is made once."""
+    """Return the RowDescription of a point query; it is cached in the prepared statement."""
     header = kept.headers.get(codes)
     if header is None:
         assert kept.point is not None

@@ -1,8 +1,8 @@
-"""Prepared queries that ask for the rows of one key: recognised once, then read without Spark.
+"""Recognizes prepared point queries, which read the rows of one key and need no Spark.
 
-A parameter has no value when its statement is prepared. So each is given an example that stands
-nowhere in the text; the plain read of that text (`views.simple`) shows which column is compared
-with which parameter. Pure.
+When a statement is prepared its parameters have no values. So each gets an example value that does
+not occur in the text. The plain read of that text (`read_choice.choose_query`) then shows which
+column is compared with which parameter. Pure.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ from actors.model.plan.updates import from_ipc
 _INTEGERS: Final = frozenset({INT2, INT4, INT8})
 _TEXTS: Final = frozenset({TEXT, VARCHAR})
 _FIRST_EXAMPLE: Final = 30_000
-"""Fits every integer type but the smallest."""
+"""The first example value for integers; it fits every integer type but the smallest."""
 _PARAMETERS_MAX: Final = 64
 
 
 class PointStatement(msgspec.Struct, frozen=True):
-    """A query of the rows of one key."""
+    """A prepared query of the rows of one key."""
 
     selection: PointSelection
     names: tuple[str, ...]
     """Columns of the result."""
     values: tuple[Any, ...]
-    """Values of the key's columns that the text says; None for one that a parameter gives."""
+    """For each column of the key, the literal in the text; None if it is a parameter."""
     parameters: tuple[int, ...]
-    """Number of the parameter of each of the key's columns, from 0 on; -1 for one that the text
-    says."""
+    """For each column of the key, the index of its parameter; -1 if it is a literal."""
 
     def key(self, given: Sequence[Any]) -> list[Any]:
-        """Return the values of the key's columns, with these parameters."""
+        """Return the key for these values of the parameters."""
         return [
             value if place < 0 else given[place]
             for value, place in zip(self.values, self.parameters, strict=True)
@@ -59,19 +58,19 @@ def find_point(
     schemas: Mapping[str, TableSchema],
     conf: Iterable[str] = (),
 ) -> PointStatement | None:
-    """Return a statement as a query of one key; None if it is none.
+    """Recognize a query as a point query. Return None if it is not one.
 
     Args:
         text: The query in PostgreSQL's dialect.
-        statement: The same, parsed.
+        statement: The parsed query.
         oids: Types of its parameters.
-        schemas: Columns of the objects that have contents, by name.
-        conf: Names of the settings of Spark that hold for it.
+        schemas: The columns of all objects that have contents, by name.
+        conf: Names of the Spark settings under which the query runs.
     """
     if statement.as_of is not None or statement.pins or len(oids) > _PARAMETERS_MAX:
         return None
     examples = [_example(number, oid) for number, oid in enumerate(oids)]
-    # An example that the text holds could not be told from it.
+    # An example value must not occur in the text, or it could be mistaken for a literal.
     if any(each is None or str(each) in text for each in examples):
         return None
     literals = [spark_literal(each, oid) for each, oid in zip(examples, oids, strict=True)]
@@ -79,7 +78,7 @@ def find_point(
         with map_positions(statement.query):
             query = to_spark(statement.query.as_text(), literals, read_typed=_typed).text
     except InvalidClientData:
-        return None  # what is cast to a uuid is another text afterwards, or a time of some zone
+        return None  # the text cannot be read before its parameters or the time zone are known
     read = choose_query(query, schemas, conf).read
     if read is None or read.finishing is not None or not read.filter:
         return None
@@ -92,7 +91,7 @@ def find_point(
         key.append(test.column)
         values.append(None if place >= 0 else value)
         parameters.append(place)
-    # A parameter elsewhere than in a comparison would not be in the read.
+    # Every parameter must be compared with a column of the key.
     if set(range(len(oids))) != set(parameters) - {-1}:
         return None
     selection = PointSelection(read.name, tuple(key), read.project)
@@ -100,9 +99,9 @@ def find_point(
 
 
 def _typed(text: str, kind: WrittenType) -> str:
-    # The statement is for sessions in all time zones.
+    # The session's time zone may change between two executions.
     if kind.spark == "timestamp":
-        raise InvalidClientData("a time is of the session's time zone")
+        raise InvalidClientData("a time depends on the session's time zone")
     return typed_literal(text, kind)
 
 

@@ -1,7 +1,7 @@
-"""Sends the rows of results and portals, each piece only as long as the session may read them.
+"""Sends the rows of results and portals, checking the session's rights before each piece.
 
-A client may take rows as slowly as it likes, and its role lose the right to them meanwhile: so the
-right is looked at before each piece, and not once for the result.
+A client may read rows slowly, and its role may lose the right to them in the meantime. So the right
+is checked before each piece instead of once for the result.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from actors.model.pgwire import messages as pg
 from actors.model.pgwire.row_encoding import RowEncoder, cut_batches
 
 BATCH_BYTES: Final = 1 << 20
-"""Bytes of rows that are encoded at once."""
+"""Approximate bytes of rows that are encoded at a time."""
 
 
 async def send_result(wire: PgWire, result: StatementResult, time_zone: str) -> None:
-    """Send a result's rows in text, and its tag. Raises `AccessDenied` once the right to them is
-    gone."""
+    """Send a result's rows in text format, then its command tag. Raises `AccessDenied` once the
+    right to read the rows is revoked."""
     count = 0
     if result.schema is not None and result.batches is not None:
         fields = describe_fields(result.schema, (), result.oids)
@@ -45,14 +45,14 @@ async def _send_batch(
         for piece in encoder.encode(part).pieces(SEND_BYTES):
             result.check_rights()
             await wire.send(piece)
-    # Changes come seldom: waiting for a full buffer would hold them back.
+    # Send changes immediately: they may be rare, and a full buffer would take long.
     if result.tag == "SUBSCRIBE":
         await wire.flush()
 
 
 async def send_portal(wire: PgWire, portal: OpenPortal, rows_max: int, time_zone: str) -> bool:
-    """Send the next rows of a portal; return whether they were the last. Raises as `send_result`
-    does."""
+    """Send the next rows of a portal, at most `rows_max` (0: all). Return whether they were the
+    last. Raises as `send_result` does."""
     assert portal.shape is not None
     codes = pg.expand_formats(portal.bound.result_formats, len(portal.shape), "columns")
     encoder = RowEncoder(codes, time_zone)
@@ -68,7 +68,7 @@ async def send_portal(wire: PgWire, portal: OpenPortal, rows_max: int, time_zone
             portal.rows, portal.at = encoder.encode(batch), 0
             continue
         last = len(portal.rows)
-        # A client that wants a few rows at a time gets the rest of the batch by later calls.
+        # If the client asks for few rows at a time, later calls send the rest of the batch.
         if room is not None:
             last = min(last, portal.at + room)
             room -= last - portal.at
@@ -79,13 +79,13 @@ async def send_portal(wire: PgWire, portal: OpenPortal, rows_max: int, time_zone
 
 
 async def _send_rows(wire: PgWire, portal: OpenPortal, last: int) -> None:
-    """Send the encoded rows of a portal up to the row `last`, some at a time."""
+    """Send the encoded rows of a portal up to row `last` (exclusive), in pieces."""
     assert portal.rows is not None
     while portal.at < last:
-        # By the size of the first row: rows of one batch are mostly alike.
+        # Estimate the number of rows from the size of the first: rows of a batch are mostly alike.
         size = max(1, SEND_BYTES // max(1, len(portal.rows.rows(portal.at, portal.at + 1))))
         stop = min(last, portal.at + size)
-        # A portal that was suspended may be asked for the rest of its rows much later.
+        # Check again: a client may fetch the rest of a suspended portal much later.
         if portal.rights is not None:
             portal.rights.check()
         await wire.send(portal.rows.rows(portal.at, stop))

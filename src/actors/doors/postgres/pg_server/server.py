@@ -1,4 +1,4 @@
-"""The listener for PostgreSQL's clients."""
+"""The actor that listens for PostgreSQL clients and serves their connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger("penstock.pg")
 
 
 class PgListener:
-    """A bound listener of PostgreSQL's protocol. Connections wait until `PgServer` serves it."""
+    """A bound listener for PostgreSQL's protocol. Connections wait until `PgServer` serves them."""
 
     def __init__(self, bound: sockets.BoundSockets) -> None:
         self.bound = bound
@@ -56,8 +56,8 @@ class PgListener:
 
 
 def listener_security(settings: Settings) -> TransportSecurity | None:
-    """Return what the listener demands of its peers. Raises `BadSettings` for an address that other
-    machines reach without TLS, and without tokens or `roles_required`."""
+    """Return the listener's security. Raises `BadSettings` for an address that other machines can
+    reach without TLS, or without tokens and without `roles_required`."""
     place = NetworkAddress.parse(settings.pg_listen, "pg_listen")
     required = settings.roles_required
     return for_listener("pg_listen", place, settings, "token_file", checks=required)
@@ -68,7 +68,7 @@ class _ListenerEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class PgServer(Actor[_ListenerEnded]):
-    """Accepts PostgreSQL's clients; at most `pg_connections_max` are let in at a time."""
+    """Accepts PostgreSQL clients, at most `pg_connections_max` at a time."""
 
     def __init__(
         self,
@@ -79,8 +79,12 @@ class PgServer(Actor[_ListenerEnded]):
         sessions: OpenSessions,
         memory_reads: MemoryReads | None = None,
     ) -> None:
-        """Take the environment. `connect` makes the client of a session, `find_role` says how a
-        user is let in, `sessions` are those of all doors."""
+        """Set up the server.
+
+        `connect` creates the client of a session, `find_role` returns how a user must authenticate,
+        `sessions` are the sessions of all protocols, and `memory_reads` reads rows by key from
+        memory.
+        """
         self._listener = listener
         self._settings = settings
         self._connect = connect
@@ -101,7 +105,7 @@ class PgServer(Actor[_ListenerEnded]):
         if self._security is None or not self._security.has_tls:
             return None
         context = self._security.context(server=True)
-        # A password proves a client, so that it needs no certificate.
+        # A certificate is optional, because a client may authenticate with a password.
         context.verify_mode = ssl.CERT_OPTIONAL
         return context
 
@@ -115,7 +119,7 @@ class PgServer(Actor[_ListenerEnded]):
         log.info("%s is closed", self._listener.address)
 
     async def _serve(self) -> None:
-        """Accept connections until canceled, which ends them too."""
+        """Accept and serve connections until canceled, which also ends them."""
         async with anyio.create_task_group() as group:
             self._group = group
 
@@ -132,10 +136,10 @@ class PgServer(Actor[_ListenerEnded]):
             )
         except OSError:
             return
-        # Not the method itself: TLS brings another transport.
+        # Look up the transport on each call: TLS replaces it.
         accepted.abort = lambda: writer.transport.abort()
         wire = PgWire(reader, writer, settings)
-        # Secret: who knows it can cancel statements. Not from the seeded generator.
+        # Not from the seeded generator: anyone who knows this key can cancel statements.
         key = secrets.token_bytes(max(CANCEL_KEY_BYTES.values()))
         connection = PgConnection(
             wire,
@@ -156,8 +160,8 @@ class PgServer(Actor[_ListenerEnded]):
         try:
             await connection.serve()
         except Exception:
-            # One client's fault must not end the others' connections.
-            log.exception("%s: a fault of this program ended the connection", wire.peer)
+            # An error in one connection must not end the others.
+            log.exception("%s: an internal error ended the connection", wire.peer)
         finally:
             del self._connections[number]
 
@@ -179,8 +183,8 @@ class PgServer(Actor[_ListenerEnded]):
             try:
                 await run()
             except Exception:
-                # It would end the task group, and with it every client's connection.
-                log.exception("a fault of this program ended a task of a session")
+                # The error would end the task group, and with it all connections.
+                log.exception("an internal error ended a task of a session")
 
         self._group.start_soon(run_apart)
 

@@ -1,4 +1,4 @@
-"""Preparing of statements: parsed, their relations looked up, their parameters given types."""
+"""Prepares statements: checks that their relations exist, and infers the types of parameters."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from actors.engine.sql.grammar import ParsedStatement
 async def prepare_statement(
     session: SqlSession, parsed: ParsedStatement, given: tuple[int, ...]
 ) -> PreparedStatement:
-    """Return a statement with the types of its parameters, of which the client gave some.
+    """Prepare a statement. `given` are the parameter types that the client specified.
 
     Raises:
-        SqlSyntaxError: The text is no statement.
-        UnknownObject: It reads or changes what is not there.
+        SqlSyntaxError: The text is not a valid statement.
+        UnknownObject: The statement reads or changes an object that does not exist.
     """
     text, span, context = parsed.text, parsed.span, session.context
     size, statement = len(text), parsed.statement()
     if not session.failed:
         for name in await run_or_offload(size, lambda: relations_of(span, statement)):
             await context.catalog.find((name,))
-    # Without a parameter nothing is inferred, so the catalog is not asked.
+    # Without parameters there is nothing to infer, so do not ask the catalog.
     schemas = schemas_of(await context.catalog.known()) if "$" in text else {}
     oids = await run_or_offload(size, lambda: infer_parameters(span, statement, given, schemas))
     point = None

@@ -1,8 +1,7 @@
-"""Ends what a session takes too long for: a statement, also because another connection asks for
-it, and the wait for the next one.
+"""Timeouts and cancellation of a session's statements, and the timeout of an idle session.
 
-A statement that is committing, or has committed, is no longer canceled. So a client that hears that
-its statement was canceled knows that nothing was written.
+A statement that is committing or has committed can no longer be canceled. So when a client learns
+that its statement was canceled, nothing was written.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from actors.runtime.errors import OperationCanceled, SessionEnded
 
 
 class IdleTooLong(SessionEnded):
-    """The client has sent nothing for longer than a setting of its session permits."""
+    """The client was idle for longer than a setting of its session permits."""
 
     def __init__(self, setting: str) -> None:
-        """Take the setting."""
+        """Make the error for the timeout `setting`."""
         what = setting.removesuffix("_session_timeout").removesuffix("_timeout").replace("_", "-")
         super().__init__(f"terminating connection due to {what} timeout")
-        # As PostgreSQL tells the two apart: pools look at the state.
+        # PostgreSQL's SQLSTATEs for the two timeouts, which connection pools check.
         self.sqlstate = "25P03" if "transaction" in setting else "57P05"
 
 
 async def receive_in_time(wire: PgWire, session: SqlSession) -> FrontendMessage | None:
-    """Return a client's next message. Raises `IdleTooLong` if it does not come in the time that the
-    session's settings leave."""
+    """Return a client's next message. Raises `IdleTooLong` if it does not arrive within the
+    session's idle timeout."""
     name = (
         "idle_in_transaction_session_timeout" if session.in_transaction else "idle_session_timeout"
     )
@@ -44,18 +43,19 @@ async def receive_in_time(wire: PgWire, session: SqlSession) -> FrontendMessage 
 
 
 class StatementScope:
-    """Runs the parts of the protocol, one after the other."""
+    """Runs the steps of the protocol one at a time, and cancels them."""
 
     def __init__(self) -> None:
         self._scope: anyio.CancelScope | None = None
-        """Around the part that runs."""
+        """The scope of the running step; None between steps."""
         self._open: anyio.CancelScope | None = None
-        """The same, while it may be canceled."""
+        """The same scope while the step may be canceled, else None."""
         self._canceled = False
+        """True if `cancel` was called for the running step."""
 
     async def run(self, part: Callable[[], Awaitable[None]]) -> None:
-        """Run a part of the protocol. Raises `OperationCanceled`, and what it raises."""
-        # A cancel that came too late was of the part before.
+        """Run one step of the protocol. Raises `OperationCanceled`, and the step's own errors."""
+        # A cancellation that came too late was meant for the previous step.
         self._canceled = False
         with anyio.CancelScope() as scope:
             self._scope = self._open = scope
@@ -68,31 +68,31 @@ class StatementScope:
             raise OperationCanceled(f"canceling statement due to {why}")
 
     def cancel(self) -> None:
-        """Cancel what runs, if anything does and it may be canceled."""
+        """Cancel the running step, if there is one and it may be canceled."""
         if self._open is not None:
             self._canceled = True
             self._open.cancel()
 
     def begin_timeout(self, timeout_ms: int | None) -> None:
-        """Begin the time that the next statement may take; None: as long as it likes."""
+        """Start a statement: allow its cancellation, and limit its time (None or 0: no limit)."""
         self._open = scope = self._scope
         if scope is not None:
             scope.deadline = anyio.current_time() + timeout_ms / 1000 if timeout_ms else math.inf
 
     @asynccontextmanager
     async def committing(self) -> AsyncIterator[None]:
-        """Let nothing cancel the statement while it commits, and after it has."""
-        # One that was canceled already does not begin to.
+        """Prevent cancellation of the statement in the block and, if that succeeds, afterwards."""
+        # A statement that was already canceled must not commit.
         await anyio.lowlevel.checkpoint_if_cancelled()
         scope, deadline = self._scope, math.inf
-        # From here on a cancel finds nothing that it may end.
+        # From here on `cancel` does nothing.
         self._open = None
         if scope is not None:
             deadline, scope.deadline = scope.deadline, deadline
         try:
             yield
         except BaseException:
-            # What failed has surely not committed, and goes on as before.
+            # A failed commit has written nothing, so the statement may be canceled again.
             self._open = scope
             if scope is not None:
                 scope.deadline = deadline

@@ -1,7 +1,7 @@
-"""Prepared statements and portals of one connection, and what clients are told of them.
+"""Prepared statements and portals of one connection, and their descriptions for clients.
 
-A statement is parsed when it is prepared. Types of parameters that the client leaves open are those
-of their place (`parameter_scope`); else they are text. Pure.
+A statement is parsed when it is prepared. If the client does not specify the type of a parameter,
+it is inferred from the context (`parameter_inference`), or else is text. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
 
 PARAMETERS_MAX: Final = 65_535
-"""The protocol counts parameters in 16 bits."""
+"""Maximum number of parameters: the protocol counts them in 16 bits."""
 _COUNTS: Final = frozenset({"LIMIT", "OFFSET", "FETCH"})
 _ROWS: Final = (
     sql.QueryStatement,
@@ -57,7 +57,7 @@ SETTING_STATEMENTS: Final = (
     sql.ResetVariableStatement,
     sql.SetTransactionStatement,
 )
-"""Statements that change settings of the session."""
+"""Statements that change the session's settings."""
 TRANSACTION_STATEMENTS: Final = (sql.BeginStatement, sql.CommitStatement, sql.RollbackStatement)
 """Statements that begin or end a transaction."""
 
@@ -68,47 +68,56 @@ def may_have_rows(statement: sql.SqlStatement | None) -> bool:
 
 
 class PreparedStatement(msgspec.Struct):
-    """A prepared statement. `statement` None: the text is empty."""
+    """A prepared statement of the extended protocol.
+
+    `statement` is None for an empty text, and for a catalog query.
+    """
 
     text: str
     statement: SqlStatement | None
     parameter_oids: tuple[int, ...]
     zone: str = "UTC"
-    """Time zone of times in the text: the session's when it was parsed."""
+    """Time zone of times in the text: the session's zone when it was parsed."""
     described: bool = False
+    """True once the first Describe has set `fields`."""
     fields: tuple[FieldDescription, ...] | None = None
-    """Columns of the result, in text, once `described`; None: it has no rows."""
+    """The columns of the result in text format; None if it has no rows."""
     point: PointStatement | None = None
-    """The statement as a query of one key, if it is one."""
+    """The statement as a point query; None if it is not one."""
     headers: dict[tuple[int, ...], bytes] = msgspec.field(default_factory=dict)
-    """Descriptions of a point's columns, by the formats that were asked for."""
+    """Cached RowDescription messages of a point query, by the requested formats."""
 
 
 class OpenPortal(msgspec.Struct):
-    """A prepared statement with its parameters, and its rows as far as they were sent."""
+    """A prepared statement with its parameters, and the progress of sending its rows."""
 
     prepared: PreparedStatement
     bound: BindPortal
     tag: str = ""
+    """The result's command tag; set, like `shape`, `oids` and `rights`, when it is executed."""
     shape: pa.Schema | None = None
     oids: tuple[int, ...] | None = None
     batches: AsyncGenerator[pa.RecordBatch, None] | None = None
+    """Batches that were not read yet; None before the execution and after `close`."""
     found: pa.RecordBatch | None = None
-    """All rows, where they were read at once."""
+    """All rows, if they were read in one piece."""
     rights: ReadRights | None = None
-    """Checked before rows are sent; None: they are of no object."""
+    """Checked before rows are sent; None: the rows are not from any object."""
     rows: EncodedRows | None = None
-    """Rows of the current batch, from `at` on not sent yet."""
+    """The encoded rows of the current batch."""
     at: int = 0
+    """The first row of `rows` that was not sent yet."""
     count: int = 0
-    """Number of rows that were sent."""
+    """Number of rows sent so far."""
     started: bool = False
+    """True once the statement is executed."""
     ended: bool = False
+    """True once all rows were sent or the portal is closed."""
     values: Sequence[ParameterValue | None] = ()
-    """Values of the parameters, read in the time zone that the session had at the Bind."""
+    """Values of the parameters, parsed in the session's time zone at the time of the Bind."""
 
     async def close(self) -> None:
-        """End the statement."""
+        """Stop the statement, and close its rows."""
         self.ended = True
         batches, self.batches = self.batches, None
         if batches is not None:
@@ -118,9 +127,11 @@ class OpenPortal(msgspec.Struct):
 def describe_fields(
     shape: pa.Schema, formats: Sequence[int] = (), oids: Sequence[int] | None = None
 ) -> tuple[FieldDescription, ...]:
-    """Return the columns of a result as clients are told of them; `oids` are their types, where
-    those of the Arrow types are not meant. Raises `RemoteProtocolError` for a wrong number of
-    formats."""
+    """Describe the columns of a result for clients.
+
+    `oids`: the columns' PostgreSQL types, unless they follow from their Arrow types. Raises
+    `RemoteProtocolError` for a wrong number of formats.
+    """
     codes = expand_formats(formats, len(shape), "columns")
     kinds = [pg_type(field.type) for field in shape] if oids is None else map(sized, oids)
     fields = zip(shape.names, kinds, codes, strict=True)
@@ -128,7 +139,7 @@ def describe_fields(
 
 
 def count_parameters(span: TextSpan) -> int:
-    """Return the greatest number of a parameter in a text. Raises `InvalidUsage` for too many.
+    """Return the highest parameter number in a text. Raises `InvalidUsage` if it is too high.
 
     >>> from actors.engine.sql.tokens import SqlDialect
     >>> count_parameters(sql.generated_span(SqlDialect.POSTGRES, "SELECT $2, '$9', $1"))
@@ -137,7 +148,7 @@ def count_parameters(span: TextSpan) -> int:
     numbers = [int(token.text[1:12]) for token in span.tokens if token.kind == "parameter"]
     most = max(numbers, default=0)
     if most > PARAMETERS_MAX:
-        raise InvalidUsage(f"there is no parameter ${most}: at most {PARAMETERS_MAX}")
+        raise InvalidUsage(f"there is no parameter ${most} (limit {PARAMETERS_MAX})")
     return most
 
 
@@ -147,16 +158,16 @@ def infer_parameters(
     given: Sequence[int],
     schemas: Mapping[str, TableSchema],
 ) -> tuple[int, ...]:
-    """Return the type of each parameter of a statement, by OID.
+    """Return the type OID of each parameter of a statement.
 
     Args:
         span: The statement in PostgreSQL's dialect.
-        statement: The same, parsed.
-        given: The types that the client named, from the first parameter on; 0 for none.
-        schemas: The objects that the text may name, by name.
+        statement: The parsed statement.
+        given: The types that the client specified, starting with the first parameter; 0 for none.
+        schemas: The columns of all objects that the text may name, by name.
     """
     count = max(count_parameters(span), len(given))
-    # Columns of an INSERT are sure, and so are casts: what the scope tells is laid below them.
+    # Casts and columns of an INSERT are certain, so they override what the scope suggests.
     found = _by_casts(span)
     if isinstance(statement, (sql.QueryStatement, sql.SubscribeStatement, *_CHANGES)) and count:
         found = scoped_types(_queried(span, statement), schemas) | found
@@ -170,20 +181,22 @@ def infer_parameters(
 
 
 def relations_of(span: TextSpan, statement: SqlStatement) -> list[str]:
-    """Return the names of the relations that must be there when a statement is parsed; PostgreSQL
-    looks for those of others when they are carried out."""
+    """Return the names of the relations that must exist when a statement is parsed.
+
+    For other kinds of statements, PostgreSQL checks this only when they are executed.
+    """
     if not isinstance(statement, (sql.QueryStatement, *_CHANGES)):
         return []
     return named_relations(_queried(span, statement))
 
 
 def _queried(span: TextSpan, statement: SqlStatement | None) -> str:
-    """Return the part of a text that says how its parameters are used, in plain SQL."""
+    """Return the part of a statement, in plain SQL, from which parameter types can be inferred."""
     match statement:
         case sql.QueryStatement(query=query) | sql.SubscribeStatement(query=query) if query:
             return as_columns(query)
         case InsertStatement(rows=tuple() as rows) if len(rows) > 1:
-            # Each row is like the first one, and `_by_columns` has the types of all.
+            # Only the first of several rows is needed; `_by_columns` handles all of them.
             begin = TextSpan(span.lexed, span.first, rows[0][-1].last)
             return as_columns(begin) + as_columns(
                 TextSpan(span.lexed, rows[-1][-1].last, span.last)
@@ -192,7 +205,7 @@ def _queried(span: TextSpan, statement: SqlStatement | None) -> str:
 
 
 def _by_casts(span: TextSpan) -> dict[int, int]:
-    """Return types of parameters that are cast, or that count rows."""
+    """Return the types of parameters that are cast, or that follow LIMIT, OFFSET or FETCH."""
     found: dict[int, int] = {}
     before = ""
     for place, token in enumerate(span.tokens, span.first):
@@ -205,20 +218,20 @@ def _by_casts(span: TextSpan) -> dict[int, int]:
 
 
 def _cast(lexed: LexedText, place: int) -> int:
-    """Return the type of the parameter in ``$1::type``; 0 if there is none."""
+    """Return the type to which ``$1::type`` casts a parameter; 0 if there is no cast."""
     reader = StatementReader(lexed, place + 1)
     if not reader.take("::"):
         return 0
     try:
         oid = pg_type_of_spark(read_type(reader)).oid
-        # An interval is given as text, which Spark casts: it reads other texts than PostgreSQL.
+        # An interval is passed as text and cast by Spark, whose syntax differs from PostgreSQL's.
         return TEXT if oid == INTERVAL else oid
     except SqlSyntaxError:
-        return 0  # whoever reads the statement says so
+        return 0  # the error is reported when the statement is translated
 
 
 def _by_columns(statement: InsertStatement, schemas: Mapping[str, TableSchema]) -> dict[int, int]:
-    """Return types of parameters that are values of an INSERT's columns."""
+    """Return the types of parameters that an INSERT assigns directly to columns."""
     schema = {fold(name): each for name, each in schemas.items()}.get(fold(statement.table[-1]))
     if schema is None or statement.rows is None:
         return {}

@@ -1,8 +1,8 @@
-"""The bytes of one connection: messages in, bytes out, TLS between.
+"""Reads messages from and writes bytes to one connection, with optional TLS.
 
-A client that sends faster than its statements run is not read meanwhile, and one that does not read
-holds back only itself: a write waits until the socket's buffer has room. A connection that takes
-nothing for `write_timeout_ms` ends.
+While statements run, a client that sends ahead is not read any further. A client that does not read
+delays only itself: a write waits until the socket's buffer has room. A connection whose client
+reads nothing for `write_timeout_ms` is closed.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from actors.runtime.transport.address import NetworkAddress
 from actors.runtime.transport.sockets import GrowingReader
 
 READ_BYTES: Final = 64 * 1024
-"""Bytes read at a time from a client that has proved itself."""
+"""Bytes read at a time from an authenticated client."""
 SEND_BYTES: Final = 64 * 1024
-"""Answers wait until so many bytes are together, or the client waits for them."""
+"""Answers are buffered until they reach this size or the client waits for them."""
 
 
 _LAST: Final = (SyncPipeline, FlushOutput, TerminateSession)
-"""Messages that ask for nothing."""
+"""Messages that do not start new work."""
 _SYNC, _TERMINATE = b"S\0\0\0\4", b"X\0\0\0\4"
 _UNREAD: Final = (b"", _SYNC, _TERMINATE, _SYNC + _TERMINATE)
 
 
 class PgWire:
-    """Reads and writes the messages of one connection. One task uses it."""
+    """Reads and writes the messages of one connection. Only one task may use it."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PgWire:
         self._messages: deque[FrontendMessage] = deque()
         self._out = bytearray()
         self._ahead = bytearray()
-        """Bytes that were read while the client was watched."""
+        """Bytes that `watch` has read, for `peek` to decode."""
         self.encrypted = False
         found = writer.get_extra_info("peername")
         self.is_local = not isinstance(found, tuple) or NetworkAddress(host=found[0]).is_local
@@ -68,15 +68,15 @@ class PgWire:
         self.peer = f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "a local peer"
 
     def admit(self) -> None:
-        """Take messages of any type and size from now on: the client has proved itself."""
+        """Accept messages of any type and size from now on, because the client is authenticated."""
         self.decoder.admit()
         self._read_bytes = READ_BYTES
         self._reader.widen(READ_BYTES)
 
     async def receive(self) -> FrontendMessage | None:
-        """Return the next message; None at the connection's end.
+        """Wait for the next message and return it; None when the client has disconnected.
 
-        Sends what waits before it waits itself. Raises `MalformedFrame`, `FrameTooLarge` and
+        Buffered answers are sent before waiting. Raises `MalformedFrame`, `FrameTooLarge` and
         `ConnectionBroken`.
         """
         message = await self.peek()
@@ -85,7 +85,7 @@ class PgWire:
         return message
 
     async def peek(self) -> FrontendMessage | None:
-        """Return the next message and keep it for `receive`."""
+        """Wait for the next message and return it without consuming it."""
         while not self._messages:
             self._messages.extend(self.decoder.feed(b""))
             if self._messages:
@@ -101,17 +101,17 @@ class PgWire:
         return self._messages[0]
 
     def ahead(self, count: int) -> list[FrontendMessage]:
-        """Return up to so many of the messages that have come already, without taking them."""
-        # The decoder keeps what it was not asked for, so it is asked for all that it has.
+        """Return up to `count` messages that have already arrived, without consuming them."""
+        # Drain the decoder, which holds on to further messages.
         self._messages.extend(self.decoder.feed(b""))
         return list(islice(self._messages, count))
 
     def on_leave(self, left: Callable[[], None]) -> None:
-        """Have `left` called when the client has ended the connection and asks for nothing more
-        than what runs."""
+        """Call `left` when the client has disconnected and no statement waits behind the running
+        one."""
 
         def ended() -> None:
-            # What a client sent ahead of its end is carried out, as PostgreSQL does.
+            # Like PostgreSQL, execute what a client sent before it disconnected.
             try:
                 messages = self.ahead(len(self._messages) + len(_LAST) + 1)
             except PenstockError:
@@ -123,7 +123,7 @@ class PgWire:
         self._reader.on_end = ended
 
     def skip(self, count: int) -> None:
-        """Drop so many messages that `ahead` has shown."""
+        """Consume `count` messages that `ahead` has returned."""
         for _ in range(count):
             self._messages.popleft()
 
@@ -134,8 +134,10 @@ class PgWire:
             raise ConnectionBroken(f"{self.peer}: {error}") from None
 
     async def watch(self) -> None:
-        """Wait until the client has ended the connection; keep what it sends until then. A client
-        that sends much is held back, and not watched any more."""
+        """Wait until the client disconnects, and keep what it sends until then.
+
+        After `READ_BYTES` nothing more is read, so a disconnect is no longer noticed.
+        """
         with suppress(ConnectionBroken):
             while len(self._ahead) < READ_BYTES:
                 data = await self._read()
@@ -145,16 +147,16 @@ class PgWire:
             await anyio.sleep_forever()
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Add bytes to what is sent. Waits while the client is slow. Raises `ConnectionBroken`."""
+        """Send bytes, buffered. Waits while the client is slow. Raises `ConnectionBroken`."""
         self._out += data
         if len(self._out) >= SEND_BYTES:
             await self.flush()
 
     async def flush(self) -> None:
-        """Send what waits. Raises `ConnectionBroken`."""
+        """Send the buffered bytes. Raises `ConnectionBroken`."""
         if not self._out:
             return
-        # A new buffer before the wait: the transport may keep the old one until it is sent.
+        # Replace the buffer before waiting: the transport may hold the old one until it is sent.
         out, self._out = self._out, bytearray()
         try:
             self._writer.write(out)
@@ -163,19 +165,19 @@ class PgWire:
         except TimeoutError:
             self._writer.transport.abort()
             raise ConnectionBroken(
-                f"{self.peer} took nothing for {self._write_s:.0f} s (write_timeout_ms)"
+                f"{self.peer} read nothing for {self._write_s:.0f} s (write_timeout_ms)"
             ) from None
         except OSError as error:
             raise ConnectionBroken(f"{self.peer}: {error}") from None
 
     async def encrypt(self, context: ssl.SSLContext | None) -> None:
-        """Answer a request for encryption, and begin it if there is a context. Raises
+        """Answer a request for TLS: start it, or decline if `context` is None. Raises
         `ConnectionBroken` and `MalformedFrame`."""
         if context is None:
             self.decoder.decline_encryption()
             await self.send(ENCRYPTION_DECLINED)
             return
-        # Checks that nothing came in the clear after the request, before the answer is sent.
+        # Check, before answering, that no plaintext followed the request.
         self.decoder.begin_encryption()
         await self.send(ENCRYPTION_ACCEPTED)
         await self.flush()
@@ -186,8 +188,7 @@ class PgWire:
         self.encrypted = True
 
     def certificate_name(self) -> str:
-        """Return the common name in the certificate that the client has shown, which TLS has
-        checked; "" if it has shown none."""
+        """Return the common name in the client's verified certificate; "" if it has none."""
         found = self._writer.get_extra_info("peercert") if self.encrypted else None
         names = [
             value
@@ -195,11 +196,11 @@ class PgWire:
             for key, value in part
             if key == "commonName"
         ]
-        # Of several it could not be said which one is the client's.
+        # With several common names, it is unclear which one is the client's.
         return names[0] if len(names) == 1 else ""
 
     async def close(self) -> None:
-        """Send what waits, and close; a peer that does not read is cut off."""
+        """Send the buffered bytes and close the connection. Abort it if the peer does not read."""
         try:
             await self.flush()
             self._writer.close()

@@ -1,7 +1,7 @@
 """Shards as a data source of any Spark session: ``spark.dataSource.register(PenstockDataSource)``.
 
-It runs in the driver and the executors of a user's own Spark, as an external process at the stores,
-and never in the engine's child. docs/guides/spark-source.md tells how it is used.
+It runs in the driver and executors of a user's own Spark, as an external process that accesses the
+stores, and never in the engine's child. See docs/guides/spark-source.md for its use.
 """
 
 from actors.engine.spark.source.data_source import PenstockDataSource as PenstockDataSource

@@ -1,4 +1,4 @@
-"""The read that the options of ``spark.read.format("penstock")`` ask for. Pure."""
+"""Parses the options of ``spark.read.format("penstock")`` into a description of the read. Pure."""
 
 from __future__ import annotations
 
@@ -35,55 +35,52 @@ _SUM_ROWS: Final = 1_000_000
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A read, as its options ask for it."""
+    """A read as described by its options."""
 
     place: StoreLocation
     shard: str | None
     object: str | None
     as_of: Time | None
-    """Time of the read; None: the newest that is sealed when it is loaded."""
+    """Time of the read; None for the newest that is sealed when it is loaded."""
     wait_ms: int
     changes: bool
-    """True for updates with their time and diff, false for rows."""
+    """True for updates with their time and diff, False for rows."""
     start: Time | str
-    """Start of a stream: `NEWEST`, `SNAPSHOT` (all there is, then changes), or a time."""
+    """Start of a stream: `NEWEST`, `SNAPSHOT` (all existing rows, then changes), or a time."""
     consumer: str | None
     partition_bytes: int
-    """Bytes of the stored parts that one task reads; a single part may be larger."""
+    """Size of the stored parts that one task reads; a single part may be larger."""
     sum_rows_max: int
-    """Rows that one task keeps in memory to sum equal ones."""
+    """Maximum number of rows that one task keeps in memory to sum equal ones."""
     batch_rows_max: int | None
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Return the read that options ask for; Spark compares their names without regard to case.
+    """Return the read that the options describe. Spark compares their names case-insensitively.
     Raises `InvalidUsage`."""
     known = {name.lower(): name for name in KNOWN}
     given: dict[str, str] = {}
     for name, value in options.items():
         if name.lower() == "path":
             raise InvalidUsage(
-                f"{value!r} was given to load(): leave it empty, and say what to read by option"
-                " 'shard' or 'object'"
+                f"load() takes no path, got {value!r}: use option 'shard' or 'object'"
             )
         if name.lower() not in known:
-            raise InvalidUsage(
-                f"there is no option {name!r}; {suggest_names(name, KNOWN, 'options')}"
-            )
+            raise InvalidUsage(f"unknown option {name!r}; {suggest_names(name, KNOWN, 'options')}")
         given[known[name.lower()]] = value
     if ("shard" in given) == ("object" in given):
         raise InvalidUsage(
-            "say what to read: option 'shard' with a shard's id, or option 'object' with the name"
-            " of a table or view, and not both"
+            "give either option 'shard', the id of a shard, or option 'object', the name of a"
+            " table or view"
         )
     start = given.get("startingTime", SNAPSHOT)
     changes = given.get("changes", "false").lower()
     if changes not in ("true", "false"):
-        raise InvalidUsage(f"option changes is {changes!r}: write true or false")
+        raise InvalidUsage(f"invalid option changes {changes!r}: expected true or false")
     strange = [name for name in _OF_CHANGES if name in given and changes == "false"]
     if strange:
         raise InvalidUsage(
-            f"option {strange[0]} is of changes, and rows are read here: leave it out, or add"
+            f"option {strange[0]} is only for reading changes: remove it, or add"
             ' .option("changes", "true")'
         )
     return ReadOptions(
@@ -108,17 +105,19 @@ def _number(given: Mapping[str, str], name: str, most: int, least: int = 0) -> i
     if text is None:
         return None
     digits = text.strip()
-    # `isdigit` alone takes digits that `int` refuses (²).
+    # `isdigit` alone accepts digits that `int` rejects (²).
     whole = digits.isascii() and digits.isdigit() and len(digits) <= 20
     if not (whole and least <= int(digits) <= most):
         also = f", {NEWEST} or {SNAPSHOT}" if name == "startingTime" else ""
         raise InvalidUsage(
-            f"option {name} is {text!r}: write a whole number from {least} to {most}{also}"
+            f"invalid option {name} {text!r}: expected a whole number from {least} to {most}{also}"
         )
     return int(text)
 
 
 def _consumer(name: str | None) -> str | None:
     if name is not None and not (name.isprintable() and 0 < len(name) <= 128):
-        raise InvalidUsage(f"option consumer is {name!r}: write a name of 1 to 128 characters")
+        raise InvalidUsage(
+            f"invalid option consumer {name!r}: expected a name of 1 to 128 characters"
+        )
     return name

@@ -1,8 +1,8 @@
-"""Planning of a read in Spark's driver: chooses the time, takes leases, cuts tasks.
+"""Plans a read in Spark's driver: chooses the time, takes leases, and divides it into tasks.
 
-Loading settles the shard and the time, so that a DataFrame shows one time however often it runs,
-and takes a lease that keeps that time readable. Planning, once for each run, takes a lease on the
-parts, and hands it to the tasks.
+Loading fixes the shard and the time, so that a DataFrame shows the same time however often it runs,
+and takes a lease that keeps this time readable. Planning, which happens once per run, takes a lease
+on the parts and passes it to the tasks.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ from actors.runtime.progress import EMPTY, Frontier, ShardId, Time, format_front
 from actors.runtime.settings import Settings
 
 _ATTEMPTS_MAX: Final = 16
-"""Attempts to lease a time of a shard while its since advances."""
+"""Maximum number of attempts to lease a time of a shard whose since is advancing."""
 
 
 class LoadedFrame(msgspec.Struct, frozen=True):
-    """The read of a DataFrame, settled when the DataFrame is made."""
+    """The read of a DataFrame, fixed when the DataFrame is made."""
 
     options: ReadOptions
     settings: Settings
     shard: ShardId
     schema: TableSchema
     as_of: Time
-    """Time of the rows; of changes, the last time of a batch read."""
+    """Time of the rows; for changes, the last time of a batch read."""
     start: Time
-    """Time at which changes begin."""
+    """Time at which changes start."""
     name: str
     """Name of its leases."""
 
@@ -75,18 +75,18 @@ class LoadedFrame(msgspec.Struct, frozen=True):
 
 
 class PlannedRead(msgspec.Struct, frozen=True):
-    """A planned read: all that its tasks need beside their own `ReadTask`."""
+    """A planned read: everything that its tasks need in addition to their own `ReadTask`."""
 
     loaded: LoadedFrame
     window: ReadWindow
     checks: tuple[ColumnCheck, ...]
     handed: SplitLease | None
-    """Lease of the tasks; None if there are no tasks."""
+    """The lease that the tasks share; None if there are no tasks."""
     schemas: SchemaHistory
 
 
 class OpenedPlace(msgspec.Struct, frozen=True):
-    """The stores of a place, for one call."""
+    """The stores of a place, opened for one call."""
 
     consensus: ConsensusStore
     blob: BlobStore
@@ -107,12 +107,13 @@ async def open_stores(options: ReadOptions, settings: Settings) -> AsyncGenerato
 
 
 def fresh_name() -> str:
-    """Return a name for the leases of one read, unlike any other."""
+    """Return a unique name for the leases of one read."""
     return f"spark-{SystemRandom().getrandbits(64):016x}"
 
 
 async def find_shard(stores: OpenedPlace, options: ReadOptions) -> ShardId:
-    """Return the shard that is meant. Raises `UnknownObject`, `CorruptData`, `StorageError`."""
+    """Return the shard that the options name. Raises `UnknownObject`, `CorruptData`,
+    `StorageError`."""
     if options.shard is None:
         assert options.object is not None
         return shard_of(objects_of(await stores.consensus.head(CATALOG)), options.object)
@@ -121,14 +122,14 @@ async def find_shard(stores: OpenedPlace, options: ReadOptions) -> ShardId:
         keys = await stores.consensus.list_keys(prefix)
         names = [key.removeprefix(prefix) for key in keys]
         raise InvalidUsage(
-            f"there is no shard {options.shard!r} in {options.place.shown()};"
+            f"no shard {options.shard!r} in {options.place.shown()};"
             f" {suggest_names(options.shard, names, 'shards')}"
         )
     return options.shard
 
 
 async def load(options: ReadOptions, settings: Settings) -> LoadedFrame:
-    """Settle shard and time, and lease the time. Raises `UnknownObject`, `ReadBelowSince`,
+    """Fix the shard and the time, and lease the time. Raises `UnknownObject`, `ReadBelowSince`,
     `ReadTooFarAhead`, `DeadlineExceeded`, `InvalidUsage`, `StorageError`."""
     async with open_stores(options, settings) as stores:
         shard = await find_shard(stores, options)
@@ -136,14 +137,14 @@ async def load(options: ReadOptions, settings: Settings) -> LoadedFrame:
             state, upper = await _sealed(stores, settings, options, shard)
             as_of = options.as_of if options.as_of is not None else min(upper, EMPTY) - 1
             start = options.start if isinstance(options.start, int) else state.since
-            # A stream may go on from its checkpoint although its `start` lies below the since by
-            # now: the stream's reader checks `start` where it uses it.
+            # A stream may resume from its checkpoint although its `start` is below the since by
+            # now. The stream's reader checks `start` when it uses it.
             held = max(start, state.since) if options.changes else as_of
             loaded = LoadedFrame(options, settings, shard, state.schema, as_of, start, fresh_name())
             try:
                 await stores.leases.hold_load(shard, loaded.name, held)
             except ReadBelowSince:
-                # The since advanced meanwhile: retry, unless the user asked for just that time.
+                # The since advanced meanwhile: retry, unless the user asked for exactly this time.
                 asked = None if options.changes else options.as_of
                 if asked is not None or attempt == _ATTEMPTS_MAX - 1:
                     raise
@@ -155,15 +156,15 @@ async def load(options: ReadOptions, settings: Settings) -> LoadedFrame:
 async def _sealed(
     stores: OpenedPlace, settings: Settings, options: ReadOptions, shard: ShardId
 ) -> tuple[ShardState, Frontier]:
-    """Return the shard's state, once the wanted time is sealed."""
+    """Return the shard's state once the wanted time is sealed."""
     waited_ms = 0
     while True:
         state, upper = await stores.leases.look(shard)
         wanted = state.since if options.as_of is None else options.as_of
         if options.as_of is not None and options.as_of < state.since:
             raise ReadBelowSince(
-                f"asOf {options.as_of} of shard {shard} lies below its since {state.since}: what"
-                " was then is merged into later times"
+                f"asOf {options.as_of} of shard {shard} is below its since {state.since}: its"
+                " contents at that time are no longer available"
             )
         if upper > wanted or (options.changes and options.as_of is None):
             return state, upper
@@ -176,7 +177,7 @@ async def _sealed(
             if options.wait_ms:
                 raise DeadlineExceeded(f"{text} after {waited_ms} ms (option waitMs)")
             raise ReadTooFarAhead(
-                f"{text}: ask for an earlier one, or say how long to wait with option waitMs"
+                f"{text}: choose an earlier time, or set how long to wait with option waitMs"
             )
         pause_ms = min(settings.store_poll_ms, options.wait_ms - waited_ms)
         await anyio.sleep(pause_ms / 1000)
@@ -186,11 +187,11 @@ async def _sealed(
 async def plan(
     loaded: LoadedFrame, window: ReadWindow, checks: Sequence[ColumnCheck], name: str
 ) -> tuple[PlannedRead, list[ReadTask]]:
-    """Lease the parts, and return tasks that together give out all that is wanted, once. Raises
+    """Lease the parts, and return tasks that together return each wanted row exactly once. Raises
     `ReadBelowSince`, `ViewInError`, `CorruptData`, `StorageError`."""
     options, settings = loaded.options, loaded.settings
     async with open_stores(options, settings) as stores:
-        # Updates below `raise_to` are raised to it anyway: a since up to there may have merged
+        # Updates below `raise_to` are raised to it anyway, so a since up to there may have merged
         # them.
         since = window.lower if window.lower > 0 else window.raise_to
         state, handed = await stores.leases.take(loaded.shard, name, since)
@@ -211,7 +212,7 @@ async def plan(
 def wanted_parts(
     state: ShardState, schema: TableSchema, window: ReadWindow, checks: Sequence[ColumnCheck]
 ) -> list[BatchPart]:
-    """Return the parts that may hold wanted updates. `schema`: the one that was loaded."""
+    """Return the parts that may contain wanted updates. `schema`: the schema that was loaded."""
     parts = [part for batch in state.batches for part in batch.parts if window.wants(part)]
     conditions = conditions_of(checks, schema)
     if not conditions:
@@ -223,7 +224,7 @@ def wanted_parts(
 async def _refuse_errors(
     blob: BlobStore, loaded: LoadedFrame, state: ShardState, window: ReadWindow
 ) -> None:
-    """Raise `ViewInError` if the view is in error at the window's end."""
+    """Raise `ViewInError` if the view is in error at the end of the window."""
     errors: list[pa.Table] = []
     for batch in state.batches:
         for part in batch.parts:
@@ -256,21 +257,21 @@ async def _tasks(
         if hashes is not None:
             suspects.add(hashes)
             any_ = True
-    # The parts retract nothing inside the window.
+    # The parts contain no retractions in the window.
     if not any_:
         return direct(parts, options.partition_bytes)
     return divide_tasks(parts, suspects, options.partition_bytes, options.sum_rows_max)
 
 
 async def read_part(blob: BlobStore, part: BatchPart) -> bytes:
-    """Return the bytes of a part under a lease. Raises `CorruptData` when they are not there."""
+    """Return the bytes of a part under a lease. Raises `CorruptData` if they are missing."""
     if part.inline is not None:
         return part.inline
     data = await blob.get(part.key)
     if data is None:
         raise CorruptData(
-            f"blob {part.key} is gone although a shard names it: see `penstock shard verify`, and"
-            " restore the file from a copy",
+            f"blob {part.key} is missing, although a shard refers to it: run `penstock shard"
+            " verify`, and restore the file from a backup",
             determinate=True,
         )
     return data

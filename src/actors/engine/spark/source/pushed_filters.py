@@ -1,9 +1,9 @@
-"""Spark's pushed filters, as far as they help to read less. Pure.
+"""Uses Spark's pushed filters to read less. Pure.
 
-Spark tests every row again, so a check may let rows pass that fail, and never the reverse: a filter
-that is not understood to the last detail (floating numbers with their NaN, padded text, a value of
-another type) is no check. A check looks at a row alone, so equal rows pass or fail together,
-whatever part they lie in: they may be checked before they are summed.
+Spark tests every row again, so a check may let rows pass that fail, but never the reverse. A filter
+that is not understood in every detail (floating-point numbers with NaN, padded text, a value of
+another type) is ignored. A check depends only on the row, so equal rows pass or fail together,
+whichever part they are in, and can be checked before they are summed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ColumnCheck(msgspec.Struct, frozen=True):
 
 
 def checks_of(filters: Sequence[Any], schema: TableSchema) -> list[ColumnCheck]:
-    """Return the filters that are understood, as checks; all of them must hold."""
+    """Return the filters that are understood as checks, all of which must hold."""
     kinds = dict(zip(schema.names, schema.arrow().types, strict=True))
     texts = {column.name: column.type.lower() for column in schema.columns}
     names = {name.lower(): name for name in schema.names}
@@ -60,7 +60,7 @@ def checks_of(filters: Sequence[Any], schema: TableSchema) -> list[ColumnCheck]:
     for one in filters:
         path: tuple[str, ...] = getattr(one, "attribute", ())
         column = names.get(path[0].lower()) if len(path) == 1 else None
-        # Spark's filter does not tell columns apart whose names differ in case alone.
+        # Spark's filter does not distinguish columns whose names differ only in case.
         if column is None or len(names) < len(kinds):
             continue
         check = _check(one, column, kinds[column], texts[column])
@@ -89,7 +89,7 @@ def _check(one: Any, column: str, kind: pa.DataType, text: str) -> ColumnCheck |
 
 
 def _scalar(value: object, kind: pa.DataType, text: str) -> pa.Scalar | None:
-    """Return the value in the column's type; None where it is not surely the same."""
+    """Return the value in the type of the column; None if it may not be the same value."""
     match value:
         case bool():
             fits = pa.types.is_boolean(kind)
@@ -133,12 +133,12 @@ def _mask(check: ColumnCheck, values: pa.ChunkedArray) -> Any:
         found = pc.is_in(values, value_set=pa.array([v.as_py() for v in check.values], values.type))
     else:
         found = _KERNELS[check.op](values, check.values[0])
-    # A comparison that is NULL fails in Spark, too.
+    # In Spark a comparison with the result NULL also fails.
     return pc.fill_null(found, False)
 
 
 def conditions_of(checks: Sequence[ColumnCheck], schema: TableSchema) -> list[PartCondition]:
-    """Return the checks that statistics of parts may decide, as conditions."""
+    """Return the checks that statistics of parts can decide, as conditions."""
     found = []
     kinds = {c.name: (c.type, f.type) for c, f in zip(schema.columns, schema.arrow(), strict=True)}
     for check in checks:

@@ -1,7 +1,7 @@
-"""One task of Spark: reads its parts one after the other, under the lease that it was handed.
+"""Runs one task of Spark: reads its parts in order, under the lease that it was given.
 
-Between parts the lease is renewed when half of its time is over; when it is gone, the task takes it
-anew or raises `LeaseLost`.
+Between parts the lease is renewed once half of its time has passed. If it is lost, the task
+acquires it again or raises `LeaseLost`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("penstock.spark")
 
 
 class ShardPartition(InputPartition):  # type: ignore[misc]
-    """One task, as Spark sends it to an executor."""
+    """One task, in the form in which Spark sends it to an executor."""
 
     def __init__(self, number: int, task: ReadTask, planned: PlannedRead) -> None:
         self.number = number
@@ -48,17 +48,21 @@ def read(
     with start_blocking_portal("asyncio") as portal:
         try:
             yield from _read(portal, planned, task, shape)
-        except GeneratorExit:  # Spark has all that it wants: a LIMIT
-            _tell_done(portal, planned, number)
+        except GeneratorExit:  # Spark needs no more rows, because of a LIMIT.
+            _report_done(portal, planned, number)
             raise
-        _tell_done(portal, planned, number)
+        _report_done(portal, planned, number)
 
 
-def _tell_done(portal: BlockingPortal, planned: PlannedRead, number: int) -> None:
+def _report_done(portal: BlockingPortal, planned: PlannedRead, number: int) -> None:
     try:
         portal.call(_done, planned, number)
-    except PenstockError as error:  # it expires
-        log.warning("a lease of shard %s stays until it expires: %s", planned.loaded.shard, error)
+    except PenstockError as error:  # The lease expires.
+        log.warning(
+            "cannot drop a lease on shard %s, which stays until it expires: %s",
+            planned.loaded.shard,
+            error,
+        )
 
 
 def _read(
@@ -93,7 +97,7 @@ def _fetched(
     kept_ms = clock.monotonic_ms()
     following: Future[bytes] | None = None
     for index, part in enumerate(task.parts):
-        # Asks before half of the lease is over, when it is due: a part may take long.
+        # Tested before half of the lease has passed, since a part may take long.
         if keys and clock.monotonic_ms() - kept_ms > loaded.settings.reader_lease_ms / 4:
             portal.call(_keep, planned, keys)
             kept_ms = clock.monotonic_ms()
@@ -101,7 +105,7 @@ def _fetched(
         following = None
         data = current.result()
         if index + 1 < len(task.parts):
-            # The next part is fetched while Spark takes the rows of this one.
+            # The next part is fetched while Spark processes the rows of this one.
             following = portal.start_task_soon(read_part, blob, task.parts[index + 1])
         yield part, data
 

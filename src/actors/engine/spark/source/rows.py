@@ -1,4 +1,4 @@
-"""Decodes parts into the batches that Spark gets. Pure."""
+"""Decodes parts into the batches that Spark receives. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from actors.runtime.errors import CorruptData, TypeMismatch, ViewInError
 from actors.runtime.progress import TIME_MIN, Frontier, Time
 
 BATCH_ROWS_MAX: Final = 65_536
-"""Rows of one batch for Spark."""
+"""Maximum number of rows of a batch for Spark."""
 
 
 class ReadWindow(msgspec.Struct, frozen=True):
-    """Selects the updates of a read: ``lower <= time < upper``, times below `raise_to` raised to
-    it. `changes`: with their times and diffs; else summed to rows."""
+    """Selects the updates of a read: ``lower <= time < upper``, with times below `raise_to` raised
+    to it. `changes`: true for updates with their times and diffs, false for rows made by summing
+    them."""
 
     lower: Time
     upper: Frontier
@@ -40,12 +41,12 @@ class ReadWindow(msgspec.Struct, frozen=True):
         return cls(TIME_MIN, as_of + 1, as_of, False)
 
     def wants(self, part: BatchPart) -> bool:
-        """Return whether some of the part's updates lie in the window."""
+        """Return whether some updates of the part are in the window."""
         return part.time_min < self.upper and part.time_max >= self.lower
 
 
 class SchemaHistory(msgspec.Struct, frozen=True):
-    """The schemas that a shard has had, oldest first, with which its parts were written."""
+    """All schemas that a shard has had, the oldest first; its parts were written with them."""
 
     known: tuple[TableSchema, ...]
 
@@ -55,8 +56,8 @@ class SchemaHistory(msgspec.Struct, frozen=True):
         return cls((*state.older, state.schema))
 
     def decode(self, part: BatchPart, data: bytes) -> pa.Table:
-        """Return the updates in a part's bytes, at their times, with the columns that they were
-        written with. Raises `CorruptData`."""
+        """Return the updates in the bytes of a part, at their times, with the columns that they
+        were written with. Raises `CorruptData`."""
         if part.inline is not None:
             return at_its_time(part, decode_written(part, data, None))
         if not 0 <= part.schema_id < len(self.known):
@@ -76,20 +77,20 @@ def updates_of(
     window: ReadWindow,
     checks: Sequence[ColumnCheck],
 ) -> pa.Table:
-    """Return the updates of a part that are wanted, as that schema: the columns, `TIME` (of
-    changes) and `DIFF`. Raises `CorruptData`, and `TypeMismatch` for what does not fit an older
-    schema."""
+    """Return the wanted updates of a part in the form of `schema`: the columns, `TIME` (for
+    changes) and `DIFF`. Raises `CorruptData`, and `TypeMismatch` for values that do not fit an
+    older schema."""
     table = read_as(f"part {part.key}", schemas.decode(part, data), schema)
     if part.time_min < window.lower or part.time_max >= window.upper:
         table = between(table, window.lower, window.upper)
-    # Errors inside the window were refused when the read was planned.
+    # Errors in the window were refused when the read was planned.
     if ERROR in table.column_names:
         table = table.filter(pc.is_null(table[ERROR])).drop_columns([ERROR])
     for column in schema.columns:
         if not column.nullable and table[column.name].null_count:
             raise TypeMismatch(
-                f"part {part.key} was written with a newer schema, and holds NULL in"
-                f" {column.name}, which was NOT NULL when this was loaded: load() it again"
+                f"part {part.key} was written with a newer schema and has NULL in {column.name},"
+                " which was NOT NULL when the read was loaded: call load() again"
             )
     if checks:
         table = table.filter(passing(table, checks))
@@ -106,7 +107,8 @@ def errors_of(part: BatchPart, data: bytes, schemas: SchemaHistory, upper: Front
 
 
 def refuse_errors(errors: Sequence[pa.Table], what: str) -> None:
-    """Raise `ViewInError` for an error that their sum has, `CorruptData` for a negative sum."""
+    """Raise `ViewInError` for an error whose diffs have a positive sum, and `CorruptData` for a
+    negative sum."""
     if not errors:
         return
     rest = consolidate(pa.concat_tables(errors)).to_pylist()
@@ -120,7 +122,7 @@ def refuse_errors(errors: Sequence[pa.Table], what: str) -> None:
 
 
 def identities(updates: pa.Table) -> Any:
-    """Return a hash of each update but its diff: equal ones have equal hashes."""
+    """Return a hash of each update without its diff, so that equal rows have equal hashes."""
     return row_hashes(updates.drop_columns([DIFF]))
 
 
@@ -142,12 +144,12 @@ def drop_suspects(updates: pa.Table, suspects: SuspectHashes | None) -> pa.Table
 def select_suspects(
     updates: pa.Table, suspects: SuspectHashes | None, share: tuple[int, int]
 ) -> pa.Table:
-    """Return the updates that must be summed, of one share. `share`: (number, of how many)."""
+    """Return the updates of one share that must be summed. `share`: (number, count)."""
     number, shares = share
     if not updates.num_rows or (suspects is None and shares == 1):
         return updates
     hashes = identities(updates)
-    # By the high bits: the bitmap of suspects takes the low ones.
+    # By the high bits, since the bitmap of suspects uses the low ones.
     mine = (hashes >> np.uint64(32)) % np.uint64(shares) == number
     if suspects is not None:
         mine &= suspects.has(hashes)
@@ -155,32 +157,37 @@ def select_suspects(
 
 
 class UpdateSum:
-    """Sums equal updates, as they come. Keeps no more than `rows_max` beside those that remain."""
+    """Sums equal updates as they arrive. It keeps at most `rows_max` updates in addition to those
+    that remain."""
 
     def __init__(self, rows_max: int) -> None:
         self._rows_max = rows_max
+        # Updates that are not summed yet, and the sums so far.
         self._held: list[pa.Table] = []
+        # Number of rows in them.
         self._rows = 0
+        # Number of rows at which they are summed again.
         self._limit = rows_max
 
     def add(self, updates: pa.Table) -> None:
-        """Add updates."""
+        """Add updates, and sum up what is held if it exceeds the limit."""
         self._held.append(updates)
         self._rows += updates.num_rows
         if self._rows > self._limit:
             self._held = [consolidate_by_hash(pa.concat_tables(self._held))]
             self._rows = self._held[0].num_rows
-            # Twice what remains: rows that do not cancel out are not summed again at every part.
+            # Twice what remains, so that rows that do not cancel are not summed again at every
+            # part.
             self._limit = 2 * max(self._rows_max, self._rows)
 
     def sums(self) -> pa.Table | None:
-        """Return the sums, none of them 0; None if no update was added."""
+        """Return the sums that are not 0; None if no update was added."""
         return consolidate_by_hash(pa.concat_tables(self._held)) if self._held else None
 
 
 def batches(updates: pa.Table, window: ReadWindow, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield batches as Spark wants them: rows as often as they are there, or changes with both
-    columns. Raises `CorruptData` for a row that is there less than no time."""
+    """Yield batches in the form that Spark expects: rows, each repeated as often as it occurs, or
+    changes with both columns. Raises `CorruptData` for a row with a negative sum."""
     if window.changes:
         yield from _shaped(updates, shape)
         return
@@ -196,7 +203,8 @@ def batches(updates: pa.Table, window: ReadWindow, shape: pa.Schema) -> Iterator
     if diffs.max() == 1 and diffs.min() == 1:
         yield from _shaped(rows, shape)
         return
-    # Rows are repeated a batch at a time: one diff alone may stand for more than memory holds.
+    # Rows are repeated one batch at a time, since a single diff may stand for more rows than fit
+    # into memory.
     ends = np.cumsum(diffs)
     for start in range(0, int(ends[-1]), BATCH_ROWS_MAX):
         wanted = np.arange(start, min(start + BATCH_ROWS_MAX, int(ends[-1])))
