@@ -16,7 +16,7 @@ from actors.engine.spark.session import (
     PLAIN_TEXTS,
     SlotRows,
     ThreadSessions,
-    far_partitions_max,
+    cluster_partitions_max,
     spark_conf,
 )
 from actors.engine.spark.spark_defaults import FILE, parse_defaults, read_defaults
@@ -159,8 +159,8 @@ def test_large_jobs_on_a_cluster_adapt_and_follow_its_cores(tmp_path: Path) -> N
 
 
 def test_one_machine_keeps_its_partitions(tmp_path: Path) -> None:
-    assert far_partitions_max(Settings()) == 0
-    assert far_partitions_max(Settings(spark_master="spark://h:1")) == 1_000
+    assert cluster_partitions_max(Settings()) == 0
+    assert cluster_partitions_max(Settings(spark_master="spark://h:1")) == 1_000
     root: Any = FakeSession([4])
     made: Any = FakeSessions(root, frozenset(), tmp_path, 0).get((), small=False)
     assert PARTITIONS not in made.session.values

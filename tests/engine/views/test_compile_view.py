@@ -382,6 +382,8 @@ async def test_the_fingerprint_follows_plan_conf_and_engine() -> None:
     )
     assert other.fingerprint != plan.fingerprint
     assert fingerprint(plan, "4.3.0") != fingerprint(plan, "4.4.0")
+    reworded = msgspec.structs.replace(plan, reason="in other words")
+    assert fingerprint(reworded, "4.3.0") == fingerprint(plan, "4.3.0")
 
 
 class Asked:
