@@ -16,6 +16,7 @@ from typing import Any, Final
 from actors.runtime.alert_table import ALERTS
 from actors.runtime.measurement import MetricDefinition
 from actors.runtime.metric_table import METRICS
+from actors.runtime.telemetry import DATAFLOW, OBJECT
 
 PAGE: Final = Path("docs", "reference", "metrics.md")
 RULES: Final = Path("deploy", "prometheus-alerts.yaml")
@@ -27,6 +28,11 @@ PANEL_WIDTH: Final = 8
 PANEL_HEIGHT: Final = 7
 UNITS: Final = {"seconds": "s", "milliseconds": "ms", "bytes": "bytes", "": "short"}
 """Units of Grafana."""
+NAMED: Final = (
+    " * on (penstock_dataflow) group_left (penstock_object) "
+    "max by (penstock_dataflow, penstock_object) (penstock_object_info)"
+)
+"""PromQL that gives a series of a dataflow the name of its object."""
 DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -53,6 +59,10 @@ def page() -> str:
         "replica its dataflows and steps,\n`penstock wal serve` its logs. Counters start at zero "
         "with the process. The series of an object, dataflow or actor\nend with it: a dropped view "
         "has none. Labels are names from the catalog or from short, fixed lists.",
+        "Dataflows have ids, as in `penstock.dataflows`. This gives a series the name of its "
+        "object:",
+        "<!-- not run: a query for Prometheus -->",
+        f"    rate(penstock_steps_total[5m]){NAMED}",
         "`deploy/grafana-dashboard.json` shows all of them; import it into Grafana.\n"
         "`deploy/prometheus-alerts.yaml` has the [alerts](#alerts); name it under `rule_files` in "
         "Prometheus' configuration.",
@@ -153,17 +163,25 @@ def _instance() -> dict[str, Any]:
     }
 
 
+def shown_labels(metric: MetricDefinition) -> tuple[str, ...]:
+    """Return the labels of a panel: people know an object by its name, not by its dataflow's id."""
+    if metric.labels == (DATAFLOW,):
+        return (OBJECT.replace(".", "_"),)
+    return metric.label_names
+
+
 def query_of(metric: MetricDefinition, selector: str = '{instance=~"$instance"}') -> str:
     """Return the PromQL that shows a metric: a level as it is, a counter's rate, and the duration
     within which 99 % of a histogram's values are."""
-    labels = ", ".join(metric.label_names)
+    labels = ", ".join(shown_labels(metric))
     by = f" by ({labels})" if labels else ""
+    named = NAMED if shown_labels(metric) != metric.label_names else ""
+    rate = f"rate({metric.series}{selector}[$__rate_interval]){named}"
     match metric.kind:
         case "counter":
-            return f"sum{by} (rate({metric.series}{selector}[$__rate_interval]))"
+            return f"sum{by} ({rate})"
         case "histogram":
             kept = f"le, {labels}" if labels else "le"
-            rate = f"rate({metric.series}{selector}[$__rate_interval])"
             return f"histogram_quantile(0.99, sum by ({kept}) ({rate}))"
     # A level of several processes adds up; an age does not.
     combined = "max" if metric.unit == "milliseconds" else "sum"
@@ -180,7 +198,7 @@ def _panel(metric: MetricDefinition) -> dict[str, Any]:
         title += ", per second"
     elif metric.kind == "histogram":
         title += ", 99th percentile"
-    legend = " ".join(f"{{{{{label}}}}}" for label in metric.label_names)
+    legend = " ".join(f"{{{{{label}}}}}" for label in shown_labels(metric))
     target = {
         "refId": "A",
         "datasource": DATASOURCE,

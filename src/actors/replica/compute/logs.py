@@ -161,7 +161,15 @@ class ReconciliationLog:
 _OUTCOMES: Final = ("reused", "created", "dropped", "replaced")
 _OUTCOMES_MEASURED: Final = {"reused": "kept"}
 """Names of outcomes in metrics, where both halves have the same."""
-_STATES_MEASURED: Final = ("running", "suspended", "hydrating", "stalled", "frozen", "errored")
+_STATES_MEASURED: Final = (
+    "gathering",
+    "running",
+    "suspended",
+    "hydrating",
+    "stalled",
+    "frozen",
+    "errored",
+)
 """States that are always measured, so that a graph shows when their last dataflow has gone."""
 
 
