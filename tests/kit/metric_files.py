@@ -59,10 +59,8 @@ def page() -> str:
         "replica its dataflows and steps,\n`penstock wal serve` its logs. Counters start at zero "
         "with the process. The series of an object, dataflow or actor\nend with it: a dropped view "
         "has none. Labels are names from the catalog or from short, fixed lists.",
-        "Dataflows have ids, as in `penstock.dataflows`. This gives a series the name of its "
-        "object:",
-        "<!-- not run: a query for Prometheus -->",
-        f"    rate(penstock_steps_total[5m]){NAMED}",
+        "Dataflows have ids, as in `penstock.dataflows`. To give a series the name of its object, "
+        f"append `{NAMED.strip()}`\nto a query such as `rate(penstock_steps_total[5m])`.",
         "`deploy/grafana-dashboard.json` shows all of them; import it into Grafana.\n"
         "`deploy/prometheus-alerts.yaml` has the [alerts](#alerts); name it under `rule_files` in "
         "Prometheus' configuration.",

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Token
 from types import TracebackType
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from opentelemetry import trace
 from opentelemetry.trace import (
@@ -37,7 +37,6 @@ from opentelemetry.trace import (
     Tracer,
 )
 
-from actors.runtime.measurement import MetricDefinition
 from actors.runtime.telemetry import (
     CANCELED,
     HOPS,
@@ -48,6 +47,9 @@ from actors.runtime.telemetry import (
     activate_context,
     deactivate_context,
 )
+
+if TYPE_CHECKING:
+    from actors.runtime.measurement import MetricDefinition
 
 Value: TypeAlias = str | int | float | bool
 
