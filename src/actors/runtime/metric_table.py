@@ -147,8 +147,8 @@ STEPS_RECOMPUTED: Final = MetricDefinition(
     "penstock.step.recomputed",
     "counter",
     "Steps in which the view was recomputed in full.",
-    "`EXPLAIN MATERIALIZED VIEW` shows why the view is opaque. Views with `REFRESH POLICY FULL` are "
-    "always recomputed: silence the alert for them.",
+    "`EXPLAIN MATERIALIZED VIEW` shows why the view is opaque. Views with `REFRESH POLICY FULL` "
+    "are always recomputed: silence the alert for them.",
     labels=(DATAFLOW,),
 )
 DATAFLOWS: Final = MetricDefinition(
