@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, assert_never
 
@@ -53,6 +54,8 @@ from actors.model.protocol.internal import (
 )
 from actors.runtime.errors import ConnectionBroken, ResourceClosed
 from actors.runtime.kernel import Actor, ActorAddress, CoalescingOutbox, ReplySlot
+from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import ADAPTER_RESPONSES, OUTBOX_MESSAGES, RESPONSES_SENT
 from actors.runtime.progress import Nonce
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE, TRACEPARENT
@@ -352,6 +355,10 @@ class ChannelAdapter(Actor[AdapterMessage]):
         """Commands passed to the worker since the start."""
         self._commands_dropped = 0
         """Commands dropped since the start, because their client was not served."""
+        self._stashed = 0
+        """Responses that were stashed, since the start."""
+        self._kept_back = 0
+        """Responses that were held: they are judged again later."""
 
     async def receive(self, message: AdapterMessage) -> None:
         """Handle one message from the client or the worker."""
@@ -440,8 +447,10 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 self._dropped += 1
                 await self._acknowledge(tagged.nonce, (tagged.serial,))
             case NonceVerdict.STASH:
+                self._stashed += 1
                 await self._acknowledge(tagged.nonce, (tagged.serial,))
             case NonceVerdict.HOLD:
+                self._kept_back += 1
                 self._held.append(tagged)
 
     async def _many_from_worker(self, tagged: TaggedResponses) -> None:
@@ -502,6 +511,18 @@ class ChannelAdapter(Actor[AdapterMessage]):
             waiting=self._turns.waiting,
         )
 
+    def measures(self) -> Iterator[Measurement]:
+        """Yield how many responses got each verdict."""
+        counts = {
+            "forward": self._forwarded,
+            "deliver": self._delivered,
+            "drop": self._dropped + self._rules.discarded,
+            "stash": self._stashed,
+            "hold": self._kept_back,
+        }
+        for verdict, count in counts.items():
+            yield Measurement(ADAPTER_RESPONSES, count, (self._half, verdict))
+
     def describe(self) -> str:
         """Describe the client and the sizes of the stash and the held responses, for operators."""
         rules = self._rules
@@ -521,6 +542,13 @@ def send_responses(outbox: CoalescingOutbox[Any, Any], adapter: ActorAddress[Any
         # One message for everything that the worker produced in this turn: the adapter then
         # handles it in one turn.
         adapter.reply(TaggedResponses(nonce, tuple(going)))
+
+
+def outbox_measures(outbox: CoalescingOutbox[Any, Any], half: Half) -> Iterator[Measurement]:
+    """Yield the metrics of a worker's outbox."""
+    yield Measurement(OUTBOX_MESSAGES, len(outbox), (half, "waiting"))
+    yield Measurement(OUTBOX_MESSAGES, outbox.in_flight, (half, "sent"))
+    yield Measurement(RESPONSES_SENT, outbox.sent, (half,))
 
 
 def _parent(response: AnyResponse) -> str | None:

@@ -37,6 +37,7 @@ from actors.model.protocol.internal import AnyResponse, Half, TaggedCommand, Tag
 from actors.model.protocol.storage import FrontierUpper
 from actors.runtime.errors import ResourceClosed
 from actors.runtime.kernel import ReplySlot
+from actors.runtime.metric_table import ADAPTER_RESPONSES
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.peer_probes import PeerProbe
 
@@ -242,6 +243,20 @@ async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(
     await adapter.send(ConnectClient("b", client.address, ReplySlot()))
     for number in range(4):
         await client.expect(FromWorker, response=of(half, "b", number).response)
+    adapter.reply(of(half, "a"))
+    assert (await counts(adapter))["stashed"] == 1
+    measured = {
+        each.labels: each.value
+        for each in stage.system.measures()
+        if each.metric is ADAPTER_RESPONSES
+    }
+    assert measured == {
+        (half, "forward"): 2,
+        (half, "deliver"): 2,
+        (half, "drop"): 0,
+        (half, "stash"): 3,
+        (half, "hold"): 2,
+    }
 
 
 @both_halves
