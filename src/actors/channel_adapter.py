@@ -9,6 +9,12 @@ decides what happens to them (`StashRules`, pure):
 - Any other nonce may belong to a later connection: stash the response under its nonce. A new
   connection receives its stash first.
 
+Each connection attaches to each adapter by a way of its own, so a worker that hears of a new client
+through the common order may answer before its adapter knows the client. A client may also arrive
+before its predecessor has left, or leave before it has arrived (`ClientTurns`, pure). The adapter
+serves one client at a time, and answers `ConnectClient` when the client's turn has come: only then
+may the client send commands.
+
 The stash is bounded, and responses for a nonce not served yet are never evicted. When the stash is
 full, the adapter *holds* further responses without acknowledging them, until the worker's window
 (one for each nonce) is full. While no client is connected, the adapter drains the worker, so
@@ -25,6 +31,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, assert_never
 
@@ -47,6 +54,8 @@ from actors.model.protocol.internal import (
 )
 from actors.runtime.errors import ConnectionBroken, ResourceClosed
 from actors.runtime.kernel import Actor, ActorAddress, CoalescingOutbox, ReplySlot
+from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import ADAPTER_RESPONSES, OUTBOX_MESSAGES, RESPONSES_SENT
 from actors.runtime.progress import Nonce
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE, TRACEPARENT
@@ -57,10 +66,12 @@ matter."""
 
 
 class ConnectClient(msgspec.Struct, frozen=True, gc=False):
-    """A client connected; its next command is `Hello`. `client` receives `FromWorker` messages."""
+    """A client connected; `client` gets `FromWorker`. Answered when the adapter serves the client,
+    which may send commands from then on; fails with `ResourceClosed` if the client left before."""
 
     nonce: Nonce
     client: ActorAddress[Any]
+    reply: ReplySlot[None]
 
 
 class DisconnectClient(msgspec.Struct, frozen=True, gc=False):
@@ -119,12 +130,26 @@ class ClientGone(msgspec.Struct, frozen=True, gc=False):
 
 
 class AdapterStatistics(msgspec.Struct, frozen=True, gc=False):
-    """Responses forwarded and dropped since the start, and those stashed and held now."""
+    """Counts since the start, and what the adapter keeps now."""
 
     forwarded: int
+    """Responses passed to the client that was connected."""
+    delivered: int
+    """Responses passed from the stash to a client that connected later."""
     dropped: int
+    """Responses to clients that were displaced, have left, or never came."""
     stashed: int
+    """Responses in the stash now."""
     holding: int
+    """Responses held back now, since the stash is full."""
+    commands: int
+    """Commands passed to the worker."""
+    commands_dropped: int
+    """Commands of clients that were not served any more."""
+    nonce: Nonce | None
+    """The client that is served now."""
+    waiting: int
+    """Clients that wait for their predecessor to leave."""
 
 
 class InspectAdapter(msgspec.Struct, frozen=True, gc=False):
@@ -173,6 +198,8 @@ class StashRules:
         """Nonce of the latest client, also after it has disconnected; None before the first."""
         self.connected = False
         """True while the client of the current nonce is connected."""
+        self.discarded = 0
+        """Number of stashed responses that were dropped: their client never came."""
 
     @property
     def stashed(self) -> int:
@@ -191,6 +218,7 @@ class StashRules:
         # Nonces stashed before this one are older: drop them. Later ones stay.
         while nonce in self._stash:
             oldest = next(iter(self._stash))
+            self.discarded += len(kept)
             kept = self._stash.pop(oldest)
             self._size -= len(kept)
         return kept
@@ -217,6 +245,7 @@ class StashRules:
 
     def clear(self) -> None:
         """Drop the stash. A response of the current nonce proves that everything in it is older."""
+        self.discarded += self._size
         self._stash.clear()
         self._size = 0
 
@@ -225,6 +254,67 @@ class StashRules:
         assert self._size == sum(len(kept) for kept in self._stash.values())
         assert self._size <= self._limit
         assert not self._served.keys() & self._stash.keys()
+
+
+class ClientTurns:
+    """Decides which client an adapter serves. Pure.
+
+    Clients arrive and leave by ways of their own, in any order. One is served at a time; the others
+    wait in the order in which they arrived. A client that left before it arrived is never served.
+    """
+
+    def __init__(self) -> None:
+        self.served: Nonce | None = None
+        """The client that is served now."""
+        self._waiting: OrderedDict[Nonce, None] = OrderedDict()
+        """Clients that arrived before their predecessor left."""
+        self._left: OrderedDict[Nonce, None] = OrderedDict()
+        """Clients that left before they arrived: the latest `SERVED_MAX`."""
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of clients that wait."""
+        return len(self._waiting)
+
+    def arrive(self, nonce: Nonce) -> Nonce | None:
+        """Note that a client arrived; return it if it is served now. It waits if `awaits` says so,
+        and has left otherwise."""
+        if nonce in self._left:
+            del self._left[nonce]
+            return None
+        self._waiting[nonce] = None
+        return self.next()
+
+    def awaits(self, nonce: Nonce) -> bool:
+        """Return whether a client waits for its turn."""
+        return nonce in self._waiting
+
+    def leave(self, nonce: Nonce) -> bool:
+        """Note that a client left; return whether it was served. `next` serves its successor."""
+        if nonce == self.served:
+            self.served = None
+            return True
+        if nonce in self._waiting:
+            del self._waiting[nonce]
+            return False
+        self._left[nonce] = None
+        if len(self._left) > SERVED_MAX:
+            self._left.popitem(last=False)
+        return False
+
+    def next(self) -> Nonce | None:
+        """Serve the first client that waits, if none is served; return it."""
+        if self.served is not None or not self._waiting:
+            return None
+        self.served, _ = self._waiting.popitem(last=False)
+        return self.served
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert self.served not in self._waiting
+        assert not self._waiting.keys() & self._left.keys()
+        assert self.served is not None or not self._waiting
+        assert len(self._left) <= SERVED_MAX
 
 
 class ChannelAdapter(Actor[AdapterMessage]):
@@ -247,15 +337,28 @@ class ChannelAdapter(Actor[AdapterMessage]):
         self._window = worker if window is None else window
         self._half: Half = half
         self._rules = StashRules(stash_responses_max)
+        self._turns = ClientTurns()
+        self._arrivals: dict[Nonce, ConnectClient] = {}
+        """The messages of clients that wait for their turn."""
         self._client: ActorAddress[Any] | None = None
-        """The connected client; None while there is none."""
+        """The client that is served; None between two clients."""
         self._held: deque[TaggedResponse] = deque()
         """Unacknowledged responses for which the stash had no room. Judged again when a client
         connects, dropped by a response of the current nonce."""
         self._forwarded = 0
-        """Responses forwarded since the start."""
+        """Responses passed to the client that was connected, since the start."""
+        self._delivered = 0
+        """Responses passed from the stash, since the start."""
         self._dropped = 0
         """Responses dropped since the start, without those dropped with the stash."""
+        self._commands = 0
+        """Commands passed to the worker since the start."""
+        self._commands_dropped = 0
+        """Commands dropped since the start, because their client was not served."""
+        self._stashed = 0
+        """Responses that were stashed, since the start."""
+        self._kept_back = 0
+        """Responses that were held: they are judged again later."""
 
     async def receive(self, message: AdapterMessage) -> None:
         """Handle one message from the client or the worker."""
@@ -266,25 +369,53 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 await self._many_from_worker(message)
             case FromClient():
                 if message.nonce == self._rules.current and self._rules.connected:
+                    self._commands += 1
                     await self._command(message.nonce, message.command)
+                else:
+                    self._commands_dropped += 1
             case ResponsesAcked():
                 await self._acknowledge_sent(message)
             case ConnectClient():
-                await self._connect(message)
+                await self._arrive(message)
             case DisconnectClient():
-                if self._rules.disconnect(message.nonce):
-                    self._client = None
-                    await self._send_to_worker(ClientGone(message.nonce, self._half))
+                await self._leave(message.nonce)
             case InspectAdapter():
                 message.reply.set(self._statistics())
             case _:
                 assert_never(message)
 
-    async def _connect(self, message: ConnectClient) -> None:
-        self._client = message.client
-        for response in self._rules.connect(message.nonce):
+    async def _arrive(self, message: ConnectClient) -> None:
+        nonce = message.nonce
+        self._arrivals[nonce] = message
+        if (served := self._turns.arrive(nonce)) is not None:
+            await self._serve(served)
+        elif not self._turns.awaits(nonce):
+            self._refuse(nonce)
+
+    async def _leave(self, nonce: Nonce) -> None:
+        self._refuse(nonce)
+        if not self._turns.leave(nonce):
+            return
+        self._rules.disconnect(nonce)
+        self._client = None
+        await self._send_to_worker(ClientGone(nonce, self._half))
+        if (successor := self._turns.next()) is not None:
+            await self._serve(successor)
+
+    def _refuse(self, nonce: Nonce) -> None:
+        """Fail the request of a client that has left before its turn."""
+        arrival = self._arrivals.pop(nonce, None)
+        if arrival is not None:
+            arrival.reply.fail(ResourceClosed(f"client {nonce} has left"))
+
+    async def _serve(self, nonce: Nonce) -> None:
+        arrival = self._arrivals.pop(nonce)
+        self._client = arrival.client
+        for response in self._rules.connect(nonce):
             # Without a serial: the response was acknowledged to the worker when it was stashed.
-            self._forward(TaggedResponse(message.nonce, response))
+            self._delivered += 1
+            self._forward(TaggedResponse(nonce, response))
+        arrival.reply.set(None)
         # Held responses may carry the new nonce, so judge them again.
         held, self._held = self._held, deque()
         for tagged in held:
@@ -308,6 +439,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
         match self._rules.judge(tagged):
             case NonceVerdict.FORWARD:
                 await self._drop_held()
+                self._forwarded += 1
                 self._forward(tagged)
             case NonceVerdict.DROP:
                 if tagged.nonce == self._rules.current:
@@ -315,8 +447,10 @@ class ChannelAdapter(Actor[AdapterMessage]):
                 self._dropped += 1
                 await self._acknowledge(tagged.nonce, (tagged.serial,))
             case NonceVerdict.STASH:
+                self._stashed += 1
                 await self._acknowledge(tagged.nonce, (tagged.serial,))
             case NonceVerdict.HOLD:
+                self._kept_back += 1
                 self._held.append(tagged)
 
     async def _many_from_worker(self, tagged: TaggedResponses) -> None:
@@ -324,6 +458,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
         if tagged.nonce == self._rules.current and self._rules.connected:
             self._rules.clear()
             await self._drop_held()
+            self._forwarded += len(tagged.responses)
             self._forward_many(tagged.nonce, tagged.responses)
             return
         for serial, response in tagged.responses:
@@ -339,7 +474,6 @@ class ChannelAdapter(Actor[AdapterMessage]):
 
     def _forward(self, tagged: TaggedResponse) -> None:
         assert self._client is not None
-        self._forwarded += 1
         nonce, response = tagged.nonce, tagged.response
         with span_below(_parent(response), ADAPTER_RESPONSE, nonce, self._index) as opened:
             if opened is not None:
@@ -355,7 +489,6 @@ class ChannelAdapter(Actor[AdapterMessage]):
             for serial, response in responses:
                 self._forward(TaggedResponse(nonce, response, serial))
             return
-        self._forwarded += len(responses)
         self._client.reply(ManyFromWorker(self._index, nonce, responses))
 
     async def _acknowledge(self, nonce: Nonce, serials: tuple[int, ...]) -> None:
@@ -367,8 +500,28 @@ class ChannelAdapter(Actor[AdapterMessage]):
 
     def _statistics(self) -> AdapterStatistics:
         return AdapterStatistics(
-            self._forwarded, self._dropped, self._rules.stashed, len(self._held)
+            forwarded=self._forwarded,
+            delivered=self._delivered,
+            dropped=self._dropped + self._rules.discarded,
+            stashed=self._rules.stashed,
+            holding=len(self._held),
+            commands=self._commands,
+            commands_dropped=self._commands_dropped,
+            nonce=self._turns.served,
+            waiting=self._turns.waiting,
         )
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield how many responses got each verdict."""
+        counts = {
+            "forward": self._forwarded,
+            "deliver": self._delivered,
+            "drop": self._dropped + self._rules.discarded,
+            "stash": self._stashed,
+            "hold": self._kept_back,
+        }
+        for verdict, count in counts.items():
+            yield Measurement(ADAPTER_RESPONSES, count, (self._half, verdict))
 
     def describe(self) -> str:
         """Describe the client and the sizes of the stash and the held responses, for operators."""
@@ -389,6 +542,13 @@ def send_responses(outbox: CoalescingOutbox[Any, Any], adapter: ActorAddress[Any
         # One message for everything that the worker produced in this turn: the adapter then
         # handles it in one turn.
         adapter.reply(TaggedResponses(nonce, tuple(going)))
+
+
+def outbox_measures(outbox: CoalescingOutbox[Any, Any], half: Half) -> Iterator[Measurement]:
+    """Yield the metrics of a worker's outbox."""
+    yield Measurement(OUTBOX_MESSAGES, len(outbox), (half, "waiting"))
+    yield Measurement(OUTBOX_MESSAGES, outbox.in_flight, (half, "sent"))
+    yield Measurement(RESPONSES_SENT, outbox.sent, (half,))
 
 
 def _parent(response: AnyResponse) -> str | None:

@@ -22,7 +22,7 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -101,6 +101,7 @@ from actors.runtime.kernel import (
     SystemClock,
 )
 from actors.runtime.kernel.clock import ThreadedClock
+from actors.runtime.measurement import Measurement
 from actors.runtime.settings import Settings, without_user
 from actors.runtime.transport.address import NetworkAddress as Place
 from actors.runtime.transport.connection import TransportListener
@@ -190,6 +191,8 @@ class Service:
         """Everything to undo at the end, in reverse; set once the service has started."""
         self._system: ActorSystem | None = None
         """The actors; None before the start and from the stop on."""
+        self._persist: PersistClient | None = None
+        """The shards; None before the start."""
         self._server: ActorAddress[Any] | None = None
         """The `ApiServer`; None before the start and from the stop on."""
         self._listener: TransportListener | None = None
@@ -204,7 +207,9 @@ class Service:
         self._memory_reads = MemoryReads()
         """Tables and index partitions in memory, from which doors read without asking a worker.
         Replaced when the replicas of this process start."""
-        self._sessions = OpenSessions(lambda: self._clock.now_ms())
+        self._sessions = OpenSessions(
+            lambda: self._clock.now_ms(), lambda: self._clock.monotonic_ms()
+        )
         """The open sessions of all doors."""
         self._gateway: Any = None
         """The bound Spark Connect gateway; None without `connect_listen`."""
@@ -247,7 +252,7 @@ class Service:
             log.info("the service runs on core %s", format_cores(mine.service))
             log.info("the engine runs on cores %s", format_cores(mine.engine))
         directory = _directory_of(settings)
-        persist = await self._open(directory)
+        persist = self._persist = await self._open(directory)
         stack.push_async_callback(persist.close)
         await self._start_role(stack, persist, directory / SCRATCH)
         if settings.expiration_ms is not None:
@@ -546,6 +551,13 @@ class Service:
         """Return the statistics of every live actor."""
         assert self._system is not None, "the service has not been started"
         return self._system.statistics()
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the service's metrics at this moment; nothing before it has begun to start."""
+        if self._system is not None:
+            yield from self._system.measures()
+        if self._persist is not None:
+            yield from self._persist.measures()
 
     async def readiness(self) -> ReadinessReport:
         """Report whether the service and its parts can serve requests. Works in any state, also

@@ -24,13 +24,13 @@ Each worker stops its tasks and removes its partition, and only then reports the
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.channel_adapter import ClientGone, ResponsesForwarded, send_responses
+from actors.channel_adapter import ClientGone, ResponsesForwarded, outbox_measures, send_responses
 from actors.connectors.storage_connectors import StorageConnectors
 from actors.durable.persist import PersistClient
 from actors.model.protocol.compute import (
@@ -86,9 +86,11 @@ from actors.replica.compute.state import ComputeState
 from actors.replica.storage.half import StorageHalf, StorageMessage
 from actors.runtime.errors import ERROR_TEXT_BYTES_MAX
 from actors.runtime.kernel import Actor, ActorAddress, FlowWindow, ReplySlot
+from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import RECONCILED_REPLACED, RECONCILED_REUSED
 from actors.runtime.settings import Settings
 from actors.runtime.spans import measure, span_below
-from actors.runtime.telemetry import RECONCILED_REPLACED, RECONCILED_REUSED, WORKER_EMIT
+from actors.runtime.telemetry import WORKER_EMIT
 
 log = logging.getLogger("penstock.worker")
 
@@ -480,6 +482,13 @@ class Worker(Actor[WorkerMessage]):
             stashed=len(self._peeking.stash),
             replica=self._replica,
         )
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the metrics of both halves."""
+        yield from self._logs.measures()
+        yield from outbox_measures(self._outbox, "compute")
+        if self._storage is not None:
+            yield from self._storage.measures(self._replica)
 
     def describe(self) -> str:
         """Describe the client, the dataflows and what waits, for operators."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ from actors.runtime.errors import (
     ResourceClosed,
 )
 from actors.runtime.kernel import ActorAddress, ActorClock, ReplySlot
+from actors.runtime.measurement import ValueHistogram
+from actors.runtime.metric_table import METRICS
 from actors.runtime.settings import Settings
 from actors.testing.isolation import ActorIsolation
 
@@ -81,7 +84,7 @@ class FakeChild(EngineProcess):
     async def ready(self) -> EngineReady:
         if self.workshop.refusal is not None:
             raise self.workshop.refusal
-        return EngineReady("", "4", "17", 1, 2)
+        return EngineReady("", "4", "17", os.getpid(), 2)
 
     async def receive(self) -> Answer | None:
         try:
@@ -159,6 +162,48 @@ async def test_answers_go_to_their_callers(stage: ActorIsolation, tmp_path: Path
     assert await stage.answer(a) == QueryAnalyzed("a")
     with pytest.raises(DefiniteError, match="division"):
         await stage.answer(b)
+
+
+async def test_all_metrics_of_the_engine_move(stage: ActorIsolation, tmp_path: Path) -> None:
+    bench = Bench(stage, tmp_path, engine_jobs_in_flight_max=1, engine_attempts_max=1)
+
+    def seen() -> dict[str, float]:
+        return {
+            " ".join((each.metric.name, *each.labels[1:])): sum(each.value.counts)
+            if isinstance(each.value, ValueHistogram)
+            else each.value
+            for each in stage.system.measures()
+            if each.metric.group == "Engine"
+        }
+
+    await stage.idle()
+    done, failed, canceled = [await bench.run(analyze(name)) for name in "abc"]
+    await bench.shop.sent(0, "a")
+    before = seen()
+    assert before["penstock.engine.up"] == 1
+    assert before["penstock.engine.jobs running"] == 1
+    assert before["penstock.engine.jobs waiting"] == 2
+    # The stand-in has this process's own number.
+    assert before["penstock.engine.memory child"] > 1_000_000
+    await bench.executor.send(CancelJob("c"))
+    bench.shop.children[0].answer(QueryAnalyzed("a"))
+    await bench.shop.sent(0, "a", "b")
+    bench.shop.children[0].answer(JobFailed("b", "DefiniteError", "division"))
+    killer = await bench.run(RunStep("s", "p", 0, 0, {}, 1, 2))
+    await bench.shop.sent(0, "a", "b", "s")
+    bench.shop.children[0].die()
+    await stage.idle()
+    assert all(each.answered for each in (done, failed, canceled, killer))
+    after = seen()
+    assert after["penstock.engine.up"] == 0
+    assert after["penstock.engine.deaths"] == 1
+    assert after["penstock.engine.quarantined"] == 1
+    ended = {name.split()[1]: n for name, n in after.items() if "jobs_ended" in name}
+    assert ended == {"done": 1, "failed": 2, "canceled": 1}
+    assert after["penstock.engine.job.wait"] == 4
+    assert after["penstock.engine.job.duration"] == 3
+    moved = {name.split()[0] for name in before.keys() | after.keys()}
+    assert moved == {metric.name for metric in METRICS if metric.group == "Engine"}
 
 
 async def test_an_engine_may_wait_for_its_first_job(stage: ActorIsolation, tmp_path: Path) -> None:

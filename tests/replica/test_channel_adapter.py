@@ -6,12 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.channel_adapter import (
     AdapterStatistics,
     ChannelAdapter,
     ClientGone,
+    ClientTurns,
     ConnectClient,
     DisconnectClient,
     FromClient,
@@ -31,6 +35,9 @@ from actors.model.protocol.compute import (
 )
 from actors.model.protocol.internal import AnyResponse, Half, TaggedCommand, TaggedResponse
 from actors.model.protocol.storage import FrontierUpper
+from actors.runtime.errors import ResourceClosed
+from actors.runtime.kernel import ReplySlot
+from actors.runtime.metric_table import ADAPTER_RESPONSES
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.peer_probes import PeerProbe
 
@@ -139,9 +146,10 @@ def house(
     return adapter, worker, client
 
 
-async def inspect(adapter: SubjectActor[Any]) -> AdapterStatistics:
+async def counts(adapter: SubjectActor[Any]) -> dict[str, Any]:
+    """The statistics that are not zero."""
     statistics: AdapterStatistics = await adapter.ask(InspectAdapter)
-    return statistics
+    return {name: value for name, value in msgspec.structs.asdict(statistics).items() if value}
 
 
 @both_halves
@@ -150,7 +158,7 @@ async def test_commands_are_tagged_and_responses_acknowledged(
 ) -> None:
     adapter, worker, client = house(stage, half)
     await adapter.send(FromClient("a", AllowWrites()))  # nobody is connected: dropped
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     await adapter.send(FromClient("a", Hello("a")))
     await adapter.send(FromClient("z", AllowWrites()))
     await worker.expect(TaggedCommand, half=half, nonce="a", command=Hello("a"))
@@ -165,7 +173,12 @@ async def test_commands_are_tagged_and_responses_acknowledged(
     adapter.reply(of(half, "a", 6))
     await worker.expect(ResponsesForwarded, half=half, nonce="a", serials=(7,))  # drained
     await client.expect_nothing()
-    assert await inspect(adapter) == AdapterStatistics(1, 1, 0, 0)
+    assert await counts(adapter) == {
+        "forwarded": 1,
+        "dropped": 1,
+        "commands": 1,
+        "commands_dropped": 2,
+    }
 
 
 @both_halves
@@ -174,10 +187,10 @@ async def test_commands_in_flight_of_a_displaced_connection_are_dropped(
 ) -> None:
     adapter, worker, client = house(stage, half)
     second = stage.probe("second")
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     await adapter.send(DisconnectClient("a"))
     await worker.expect(ClientGone, half=half, nonce="a")
-    await adapter.send(ConnectClient("b", second.address))
+    await adapter.send(ConnectClient("b", second.address, ReplySlot()))
     await adapter.send(FromClient("a", AllowCompaction("u1", 1 << 62)))
     await adapter.send(FromClient("b", Hello("b")))
     await worker.expect(TaggedCommand, half=half, nonce="b", command=Hello("b"))
@@ -186,7 +199,12 @@ async def test_commands_in_flight_of_a_displaced_connection_are_dropped(
     await worker.expect(ResponsesForwarded, half=half, nonce="a", serials=(2,))
     await client.expect_nothing()
     await second.expect_nothing()
-    assert await inspect(adapter) == AdapterStatistics(0, 1, 0, 0)
+    assert await counts(adapter) == {
+        "dropped": 1,
+        "commands": 1,
+        "commands_dropped": 1,
+        "nonce": "b",
+    }
 
 
 @both_halves
@@ -197,7 +215,7 @@ async def test_a_stranger_waits_for_its_client_and_is_taken_once(
     for number in range(2):
         adapter.reply(of(half, "b", number))
         await worker.expect(ResponsesForwarded, half=half, nonce="b", serials=(number + 1,))
-    await adapter.send(ConnectClient("b", client.address))
+    await adapter.send(ConnectClient("b", client.address, ReplySlot()))
     for number in range(2):
         stashed = of(half, "b", number).response
         await client.expect(FromWorker, response=stashed, serial=0)
@@ -208,7 +226,7 @@ async def test_a_stranger_waits_for_its_client_and_is_taken_once(
     await worker.expect(ResponsesForwarded, half=half, nonce="b", serials=(3,))
     await adapter.send(ResponsesAcked("b", (0,)))
     await worker.expect_nothing()
-    assert await inspect(adapter) == AdapterStatistics(3, 0, 0, 0)
+    assert await counts(adapter) == {"forwarded": 1, "delivered": 2, "nonce": "b"}
 
 
 @both_halves
@@ -221,10 +239,24 @@ async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(
     await worker.expect(ResponsesForwarded, half=half, serials=(1,))
     await worker.expect(ResponsesForwarded, half=half, serials=(2,))
     await worker.expect_nothing()
-    assert await inspect(adapter) == AdapterStatistics(0, 0, 2, 2)
-    await adapter.send(ConnectClient("b", client.address))
+    assert await counts(adapter) == {"stashed": 2, "holding": 2}
+    await adapter.send(ConnectClient("b", client.address, ReplySlot()))
     for number in range(4):
         await client.expect(FromWorker, response=of(half, "b", number).response)
+    adapter.reply(of(half, "a"))
+    assert (await counts(adapter))["stashed"] == 1
+    measured = {
+        each.labels: each.value
+        for each in stage.system.measures()
+        if each.metric is ADAPTER_RESPONSES
+    }
+    assert measured == {
+        (half, "forward"): 2,
+        (half, "deliver"): 2,
+        (half, "drop"): 0,
+        (half, "stash"): 3,
+        (half, "hold"): 2,
+    }
 
 
 @both_halves
@@ -235,12 +267,12 @@ async def test_strangers_that_were_held_go_with_the_stash(
     for number in range(3):
         adapter.reply(of(half, "x", number))
     await worker.expect(ResponsesForwarded, half=half, nonce="x")
-    await adapter.send(ConnectClient("b", client.address))
+    await adapter.send(ConnectClient("b", client.address, ReplySlot()))
     adapter.reply(of(half, "b", 7))
     await client.expect(FromWorker, nonce="b")
     await worker.expect(ResponsesForwarded, half=half, nonce="x")
     await worker.expect(ResponsesForwarded, half=half, nonce="x")
-    assert await inspect(adapter) == AdapterStatistics(1, 2, 0, 0)
+    assert await counts(adapter) == {"forwarded": 1, "dropped": 3, "nonce": "b"}
 
 
 @both_halves
@@ -249,7 +281,7 @@ async def test_a_worker_that_takes_nothing_holds_up_commands_and_loses_none(
 ) -> None:
     adapter, worker, client = house(stage, half)
     worker.stall()
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     for nonce in ("first", "second"):
         await adapter.send(FromClient("a", Hello(nonce)))
     await worker.expect_nothing()
@@ -265,8 +297,88 @@ async def test_a_worker_that_is_gone_is_no_fault_of_the_adapter(
     stage: ActorIsolation, half: Half, how: str
 ) -> None:
     adapter, worker, client = house(stage, half)
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     await (worker.stop() if how == "stop" else worker.crash())
     await adapter.send(FromClient("a", AllowWrites()))
     await adapter.send(DisconnectClient("a"))
-    assert await inspect(adapter) == AdapterStatistics(0, 0, 0, 0)
+    assert await counts(adapter) == {"commands": 1}
+
+
+# -- clients that arrive and leave in any order ----------------------------------------------------
+
+
+@both_halves
+async def test_a_client_waits_until_its_predecessor_has_left(
+    stage: ActorIsolation, half: Half
+) -> None:
+    adapter, worker, client = house(stage, half)
+    second = stage.probe("second")
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
+    served = ReplySlot[None]()
+    await adapter.send(ConnectClient("b", second.address, served))
+    await stage.idle()
+    assert not served.future.done()
+    # Its worker has heard of it already.
+    adapter.reply(of(half, "b", 1))
+    await worker.expect(ResponsesForwarded, half=half, nonce="b", serials=(2,))
+    await second.expect_nothing()
+    adapter.reply(of(half, "a", 1))
+    await client.expect(FromWorker, nonce="a")
+    await adapter.send(FromClient("a", AllowWrites()))
+    await worker.expect(TaggedCommand, half=half, nonce="a")
+    assert (await counts(adapter))["waiting"] == 1
+    await adapter.send(DisconnectClient("a"))
+    await worker.expect(ClientGone, half=half, nonce="a")
+    await served.future
+    await adapter.send(FromClient("a", AllowWrites()))  # late: it never reaches the worker
+    await adapter.send(FromClient("b", Hello("b")))
+    await worker.expect(TaggedCommand, half=half, nonce="b", command=Hello("b"))
+    await worker.expect_nothing()
+
+
+@both_halves
+async def test_a_client_that_left_before_it_arrived_is_never_served(
+    stage: ActorIsolation, half: Half
+) -> None:
+    adapter, worker, client = house(stage, half)
+    await adapter.send(DisconnectClient("a"))
+    late, waited = ReplySlot[None](), ReplySlot[None]()
+    await adapter.send(ConnectClient("a", client.address, late))
+    with pytest.raises(ResourceClosed, match="client a has left"):
+        await late.future
+    await adapter.send(ConnectClient("b", client.address, ReplySlot()))
+    await adapter.send(ConnectClient("c", client.address, waited))
+    await adapter.send(DisconnectClient("c"))
+    with pytest.raises(ResourceClosed, match="client c has left"):
+        await waited.future
+    await worker.expect_nothing()
+    assert await counts(adapter) == {"nonce": "b"}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=30))
+def test_one_client_is_served_at_a_time_and_each_at_most_once(
+    events: list[tuple[bool, int]],
+) -> None:
+    turns = ClientTurns()
+    arrived: list[str] = []
+    left: list[str] = []
+    served: list[str] = []
+    for arrives, number in events:
+        nonce = f"n{number}"
+        if arrives and nonce not in arrived:
+            arrived.append(nonce)
+            found = turns.arrive(nonce)
+        elif not arrives and nonce not in left:
+            left.append(nonce)
+            assert turns.leave(nonce) is (nonce in served and nonce in arrived)
+            found = turns.next()
+        else:
+            continue
+        turns.validate()
+        if found is not None:
+            served.append(found)
+        present = [each for each in arrived if each not in left]
+        assert turns.served == (present[0] if present else None)
+        assert turns.waiting == max(0, len(present) - 1)
+    assert served == [each for each in served if each in arrived]
+    assert len(set(served)) == len(served)

@@ -139,7 +139,7 @@ async def test_a_filter_that_is_wrong_freezes_the_source_before_it_is_believed(
             await made.task.send(StartListen(1, True))
         failed = await made.probe.expect(ListenFailed)
         assert isinstance(failed.error, UnsoundFilter)
-        assert "holds 1 rows that pass a > 99" in str(failed.error)
+        assert "contains 1 rows that pass a > 99" in str(failed.error)
         assert not [each for each in made.probe.received if isinstance(each, PartsDescribed)]
         await made.append(500)
         await made.probe.expect_nothing()

@@ -107,7 +107,7 @@ def test_a_start_over_wider_modes_warns_once_and_goes_on(
     state.mkdir()
     StateDirectory.open(state).close()
     [record] = caplog.records
-    assert f"others than its owner may use {state} (mode 777): chmod -R go= {state}" == (
+    assert f"other users may access {state} (mode 777): chmod -R go= {state}" == (
         record.getMessage()
     )
     caplog.clear()

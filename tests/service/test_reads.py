@@ -173,8 +173,8 @@ async def test_wishes_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> Non
         time = await filled(client)
         refused: list[tuple[dict[str, Any], str]] = [
             ({"where": [("nothere", "=", 1)]}, "no column 'nothere'"),
-            ({"where": [("id", "like", 1)]}, "one of ="),
-            ({"where": [("id", "=")]}, "one of ="),
+            ({"where": [("id", "like", 1)]}, "an operator of ="),
+            ({"where": [("id", "=")]}, "an operator of ="),
             ({"columns": ["id", "ID"]}, "duplicate"),
             ({"order_by": ["nothere desc"]}, "no column"),
             ({"order_by": ["id sideways"]}, "COLUMN"),

@@ -124,7 +124,10 @@ async def test_what_is_wrong_is_refused_by_name_and_nothing_is_made(tmp_path: Pa
         for config, said in (
             ({"kind": "nothing"}, "nothing"),
             ({"kind": "counter", "rate": -1}, "rate"),
-            ({"kind": "counter", "speed": 1}, "speed.*: it has seed, rate.*; did you mean 'seed'"),
+            (
+                {"kind": "counter", "speed": 1},
+                "speed.*available: seed, rate.*; did you mean 'seed'",
+            ),
             ({"kind": "files", "folder": "/etc", "format": "csv", "columns": {"k": 1}}, "columns"),
             ({"rate": 1}, "kind"),
             ({"kind": "files", "folder": "/etc", "format": "csv"}, "source_dirs"),

@@ -27,14 +27,25 @@ PENSTOCK = (sys.executable, "-m", "actors.doors.commands.cli")
 
 
 async def started(folder: Path, *flags: str) -> tuple[asyncio.subprocess.Process, int]:
+    process, port, _ = await started_with_page(folder, *flags)
+    return process, port
+
+
+async def started_with_page(
+    folder: Path, *flags: str
+) -> tuple[asyncio.subprocess.Process, int, str]:
+    """An acceptor's process, its port, and the URL of its metrics; "" if it has none."""
     process = await asyncio.create_subprocess_exec(
         *PENSTOCK, "wal", "serve", "--listen", "127.0.0.1:0", "--dir", str(folder), *flags,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
     line = (await process.stdout.readline()).decode()
-    assert await process.stdout.readline() == b"ready\n"
-    return process, int(line.rsplit(":", 1)[1])
+    page = ""
+    while (said := await process.stdout.readline()) != b"ready\n":
+        assert said.startswith(b"metrics on "), said
+        page = said.decode().split()[-1]
+    return process, int(line.rsplit(":", 1)[1]), page
 
 
 async def test_a_killed_acceptor_has_what_it_acknowledged(tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ from actors.durable.persist.location import BlobStore
 from actors.durable.persist.memory_stores import MemoryBlob
 from actors.runtime.errors import CorruptData, InvalidUsage, StorageError, WalRemoved
 from actors.runtime.kernel import SystemClock
+from actors.runtime.measurement import MetricDefinition, ValueHistogram
+from actors.runtime.metric_table import WAL_BACKUP_LAG, WAL_OFFLOAD_FAILURES, WAL_OFFLOADED
 from actors.runtime.settings import Settings
+from actors.runtime.tracing.metrics import start
 from actors.wal import codec_v3
 from actors.wal.acceptor import AppendUnflushed, FlushWal
 from actors.wal.archive import SegmentStamp, WalArchive
@@ -207,6 +210,41 @@ async def test_what_is_kept_elsewhere_is_removed_and_still_read(tmp_path: Path) 
     assert bucket.asked == asked + 2, "a segment and its stamp, once"
     with pytest.raises(WalRemoved):
         await timeline.read(100, 200, 1)
+    node.close()
+
+
+async def test_uploads_are_measured(tmp_path: Path) -> None:
+    bucket = Bucket()
+    node = Node(tmp_path, bucket)
+    await node.open()
+    timeline = await node.lead()
+    served = [timeline]
+    offload = SegmentOffload(lambda: served, 1, node.archive, node.clock, SETTINGS, Random(0))
+    with start() as metrics:
+        metrics.watch(offload.measures)
+
+        def measured() -> dict[MetricDefinition, float]:
+            return {
+                metric: value
+                for metric, value, _ in metrics.measurements()
+                if not isinstance(value, ValueHistogram)
+            }
+
+        await pushed(timeline, SHORT, SHORT)
+        behind = measured()[WAL_BACKUP_LAG]
+        assert behind > 300_000
+        bucket.fails = True
+        node.clock.at_ms += 100_000
+        await offload.look()
+        assert measured()[WAL_OFFLOAD_FAILURES] == 1
+        bucket.fails = False
+        while timeline.acceptor.state.backup_lsn < 2 * SEGMENT_BYTES:
+            node.clock.at_ms += 100_000
+            await offload.look()
+        assert measured()[WAL_OFFLOADED] == 1
+        assert measured()[WAL_BACKUP_LAG] < behind
+        served.clear()
+        assert WAL_BACKUP_LAG not in measured(), "a timeline that is gone has no series"
     node.close()
 
 

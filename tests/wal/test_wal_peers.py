@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import anyio
 import msgspec
 import pytest
 from acceptor_house import NODE, START, House  # type: ignore[import-not-found]
-from test_wal_command import started  # type: ignore[import-not-found]
+from test_wal_command import started_with_page  # type: ignore[import-not-found]
 from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 
 from actors.runtime.errors import MalformedFrame, WalRefused
@@ -129,9 +130,19 @@ class Node:
         self.flags = flags
 
     async def up(self) -> None:
-        self.process, port = await started(self.folder, *self.flags)
+        self.process, port, self.page = await started_with_page(self.folder, *self.flags)
         self.address = AcceptorAddress("127.0.0.1", port)
         self._asking: AcceptorConnection | None = None
+
+    async def measured(self, name: str) -> float:
+        """The value of a metric without labels."""
+
+        def lines() -> list[str]:
+            with urllib.request.urlopen(self.page) as found:
+                return str(found.read().decode()).splitlines()
+
+        [line] = [each for each in await asyncio.to_thread(lines) if each.startswith(f"{name} ")]
+        return float(line.split()[1])
 
     async def kill(self) -> None:
         if self._asking is not None:
@@ -177,7 +188,8 @@ async def test_an_acceptor_that_was_down_catches_up_without_a_proposer(tmp_path:
         with anyio.fail_after(200):
             await asyncio.gather(first.up(), second.up())
             peers = f"{first.address},{second.address}"
-            third = Node(tmp_path / "3", "--node-id", "3", "--peers", peers)
+            flags = ("--node-id", "3", "--peers", peers, "--metrics-listen", "127.0.0.1:0")
+            third = Node(tmp_path / "3", *flags)
             await third.up()
             nodes.append(third)
             config = ProposerConfig(TENANT, TIMELINE, START_LSN, pg_version=PG_VERSION)
@@ -192,6 +204,7 @@ async def test_an_acceptor_that_was_down_catches_up_without_a_proposer(tmp_path:
             await third.up()
             await third.until(end)
             assert third.wal() == first.wal() == second.wal()
+            assert await third.measured("penstock_wal_recovered_bytes_total") > 100_000
             assert (await third.ends())[0] == end, lsn_text(end)
             # it is one of the quorum again
             await first.kill()

@@ -23,8 +23,9 @@ from actors.runtime.errors import (
     WalRefused,
 )
 from actors.runtime.kernel import ReplySlot
+from actors.runtime.measurement import MetricDefinition
+from actors.runtime.metric_table import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED, WAL_RECEIVERS
 from actors.runtime.settings import Settings
-from actors.runtime.telemetry import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED, WAL_RECEIVERS
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.wal import codec_v3
 from actors.wal.accepting import GATHERED_BYTES_MAX, QueueMeter, gathered_max
@@ -429,9 +430,9 @@ class Measured:
         self.sums: Counter[str] = Counter()
         self.depths: list[float] = []
 
-    def measure(self, name: str, value: float, key: str, /) -> None:
-        self.sums[name] += int(value)
-        if name == WAL_QUEUE_DEPTH:
+    def measure(self, metric: MetricDefinition, value: float, labels: tuple[str, ...], /) -> None:
+        self.sums[metric.name] += int(value)
+        if metric is WAL_QUEUE_DEPTH:
             self.depths.append(value)
 
 
@@ -446,9 +447,9 @@ async def test_what_waits_is_measured(
     await stage.advance(0)
 
     def queued() -> tuple[int, int]:
-        return measured.sums[WAL_QUEUED], measured.sums[WAL_QUEUE_BYTES]
+        return measured.sums[WAL_QUEUED.name], measured.sums[WAL_QUEUE_BYTES.name]
 
-    assert (measured.sums[WAL_RECEIVERS], queued()) == (1, (0, 0))
+    assert (measured.sums[WAL_RECEIVERS.name], queued()) == (1, (0, 0))
     turns = house.gate(monkeypatch)
     wire.say(append(START))
     await stage.advance(0)
@@ -465,7 +466,7 @@ async def test_what_waits_is_measured(
     turns.release()
     await stopping  # the rest is taken by nobody
     assert outcome.answered
-    assert (measured.sums[WAL_RECEIVERS], queued()) == (0, (0, 0))
+    assert (measured.sums[WAL_RECEIVERS.name], queued()) == (0, (0, 0))
 
 
 async def test_feedback_goes_on_a_copy_of_the_last_answer(stage: ActorIsolation) -> None:

@@ -22,7 +22,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -64,6 +64,18 @@ from actors.runtime.errors import (
     from_wire,
 )
 from actors.runtime.kernel import Actor, ActorClock, RunningEffect
+from actors.runtime.measurement import Measurement
+from actors.runtime.memory_ledger import resident_bytes
+from actors.runtime.metric_table import (
+    ENGINE_DEATHS,
+    ENGINE_JOB_SECONDS,
+    ENGINE_JOBS,
+    ENGINE_JOBS_ENDED,
+    ENGINE_MEMORY,
+    ENGINE_QUARANTINED,
+    ENGINE_UP,
+    ENGINE_WAIT_SECONDS,
+)
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TRACEPARENT, with_context
 
@@ -245,6 +257,24 @@ class SparkExecutor(Actor[_Message]):
         if self._unavailable is not None:
             return EngineCondition("unavailable", str(self._unavailable).partition("\n")[0])
         return EngineCondition("starting" if self._number else "idle")
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the engine's metrics, by the actor's name."""
+        name, log = self.ctx.path.rpartition("/")[2], self._log
+        yield Measurement(ENGINE_UP, int(self._ready is not None), (name,))
+        yield Measurement(ENGINE_JOBS, len(self._waiting), (name, "waiting"))
+        yield Measurement(ENGINE_JOBS, len(self._flying), (name, "running"))
+        for outcome, count in log.outcomes.items():
+            yield Measurement(ENGINE_JOBS_ENDED, count, (name, outcome))
+        yield Measurement(ENGINE_WAIT_SECONDS, log.waited, (name,))
+        yield Measurement(ENGINE_JOB_SECONDS, log.took, (name,))
+        yield Measurement(ENGINE_DEATHS, self._deaths, (name,))
+        yield Measurement(ENGINE_QUARANTINED, len(self._quarantine), (name,))
+        if self._ready is not None:
+            for process, pid in (("child", self._ready.pid), ("jvm", self._ready.jvm_pid)):
+                # Behind a Spark Connect server there is no JVM of ours.
+                if pid and (size := resident_bytes(pid)):
+                    yield Measurement(ENGINE_MEMORY, size, (name, process))
 
     def describe(self) -> str:
         """Return the engine's state and its jobs, as text for display."""

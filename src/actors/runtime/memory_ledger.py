@@ -116,6 +116,16 @@ def anonymous_bytes() -> int:
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
+def resident_bytes(pid: int) -> int:
+    """Return the memory of another process, files that it has mapped included; 0 where that is not
+    known."""
+    try:
+        resident = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):  # it has ended, or this is not Linux
+        return 0
+    return int(resident) * resource.getpagesize()
+
+
 def limit_allocators() -> None:
     """Make the allocators keep less freed memory.
 

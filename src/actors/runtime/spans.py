@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Token
 from types import TracebackType
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from opentelemetry import trace
 from opentelemetry.trace import (
@@ -48,6 +48,9 @@ from actors.runtime.telemetry import (
     deactivate_context,
 )
 
+if TYPE_CHECKING:
+    from actors.runtime.measurement import MetricDefinition
+
 Value: TypeAlias = str | int | float | bool
 
 LINKS_MAX: Final = 32
@@ -57,15 +60,12 @@ LINKS_MAX: Final = 32
 class MeasureInstruments(Protocol):
     """Receives measured values (`actors.runtime.tracing.metrics`)."""
 
-    def measure(self, name: str, value: float, key: str, /) -> None:
-        """Add, record or set a value of a metric, depending on its kind.
-
-        `key` is the dataflow or object that was measured, "" for the whole service.
-        """
+    def measure(self, metric: MetricDefinition, value: float, labels: tuple[str, ...], /) -> None:
+        """Add, record or set a value, as the metric's kind requires."""
         ...
 
-    def forget(self, key: str, names: Iterable[str], /) -> None:
-        """Remove the values of a key from the metrics `names`."""
+    def forget(self, metrics: Iterable[MetricDefinition], labels: tuple[str, ...], /) -> None:
+        """Remove the series of those metrics that have these labels."""
         ...
 
 
@@ -110,16 +110,17 @@ def current_export() -> TraceExport | None:
     return _trace_export
 
 
-def measure(name: str, value: float, key: str = "") -> None:
-    """Report a value of the metric `name`, if this process collects metrics."""
+def measure(metric: MetricDefinition, value: float, *labels: str) -> None:
+    """Record a value of a metric, if this process measures: for events that are rare. A part that
+    counts often reports its own numbers (`actors.runtime.measurement`)."""
     if _instruments is not None:
-        _instruments.measure(name, value, key)
+        _instruments.measure(metric, value, labels)
 
 
-def forget_measures(key: str, *names: str) -> None:
-    """Remove the values of a dataflow or object that is gone."""
+def forget_measures(key: str, *metrics: MetricDefinition) -> None:
+    """Remove the series with this label: its dataflow or object is gone."""
     if _instruments is not None:
-        _instruments.forget(key, names)
+        _instruments.forget(metrics, (key,))
 
 
 def is_measuring() -> bool:

@@ -1,4 +1,4 @@
-"""The trace context of messages, and the definitions of all spans, attributes and metrics.
+"""The trace context of messages, and the definitions of all spans and attributes.
 
 Names, kinds and attributes follow OpenTelemetry's conventions for messaging: the name of a span is
 ``{operation} {destination}``, and what identifies a message (an object, an interval of times, a
@@ -231,42 +231,6 @@ HOPS: Final[dict[str, SpanDefinition]] = {
     )
 }
 """All kinds of spans, by name."""
-
-# -- metrics ---------------------------------------------------------------------------------------
-
-STEPS: Final = "penstock.steps"
-STEP_ROWS_IN: Final = "penstock.step.rows_in"
-STEP_ROWS_OUT: Final = "penstock.step.rows_out"
-STEP_SECONDS: Final = "penstock.step.duration"
-STEPS_IN_ERROR: Final = "penstock.step.repeated_failures"
-LOOP_DELAY_SECONDS: Final = "penstock.loop.delay"
-APPEND_SECONDS: Final = "penstock.append.duration"
-LAG_MS: Final = "penstock.object.lag"
-STALLED_MS: Final = "penstock.object.stalled"
-RECONCILED_REUSED: Final = "penstock.reconciliation.reused"
-RECONCILED_REPLACED: Final = "penstock.reconciliation.replaced"
-REASON: Final = "penstock.reason"
-
-# metrics of WAL acceptors
-WAL_RECEIVERS: Final = "penstock.wal.receivers"
-"""Number of connected proposers."""
-WAL_QUEUE_DEPTH: Final = "penstock.wal.queue.depth"
-"""Waiting messages of one proposer, sampled every 5 s."""
-WAL_QUEUED: Final = "penstock.wal.queue.messages"
-"""Waiting messages of all proposers."""
-WAL_QUEUE_BYTES: Final = "penstock.wal.queue.size"
-"""Bytes of log in the waiting messages of all proposers."""
-WAL_MESSAGES: Final = "penstock.wal.messages"
-WAL_OUTCOME: Final = "penstock.wal.outcome"
-WAL_BYTES: Final = "penstock.wal.written"
-WAL_WRITE_SECONDS: Final = "penstock.wal.write.duration"
-WAL_FLUSH_SECONDS: Final = "penstock.wal.flush.duration"
-WAL_RECOVERED_BYTES: Final = "penstock.wal.recovered"
-"""Bytes of log fetched from peers."""
-WAL_OFFLOADED: Final = "penstock.wal.offload.segments"
-WAL_OFFLOAD_FAILURES: Final = "penstock.wal.offload.failures"
-WAL_BACKUP_LAG: Final = "penstock.wal.offload.lag"
-"""Bytes of a timeline that are committed and not offloaded yet."""
 
 
 class ActorStatistics(msgspec.Struct, frozen=True):

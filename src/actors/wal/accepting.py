@@ -13,9 +13,9 @@ import msgspec
 
 from actors.runtime.errors import ConnectionBroken, PenstockError, ResourceClosed, WalRefused
 from actors.runtime.kernel import Actor, ActorAddress
+from actors.runtime.metric_table import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED
 from actors.runtime.settings import Settings
 from actors.runtime.spans import measure
-from actors.runtime.telemetry import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED
 from actors.wal.acceptor import AppendUnflushed, FlushWal, Message
 from actors.wal.messages import AcceptorMessage, AppendRequest, ProposerElected, ProposerMessage
 from actors.wal.registry import SlotGuard

@@ -17,7 +17,7 @@ independently for each timeline.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Final
 
@@ -27,13 +27,14 @@ import msgspec
 
 from actors.runtime.errors import PenstockError
 from actors.runtime.kernel import ActorClock, with_jitter
-from actors.runtime.settings import Settings
-from actors.runtime.spans import measure
-from actors.runtime.telemetry import (
+from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import (
     WAL_BACKUP_LAG,
     WAL_OFFLOAD_FAILURES,
     WAL_OFFLOADED,
 )
+from actors.runtime.settings import Settings
+from actors.runtime.spans import measure
 from actors.wal.archive import WalArchive
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.timeline import WalTimeline
@@ -112,6 +113,13 @@ class SegmentOffload:
             if not await self.look():
                 await anyio.sleep(self._settings.wal_offload_ms / 1000)
 
+    def measures(self) -> Iterator[Measurement]:
+        """Yield how much of each served timeline is not archived yet."""
+        for timeline in self._timelines():
+            state = timeline.acceptor.state
+            lag = max(0, state.commit_lsn - state.backup_lsn)
+            yield Measurement(WAL_BACKUP_LAG, lag, (timeline.name,))
+
     async def look(self) -> bool:
         """Look at every timeline once, and return whether any made progress. Errors of the archive
         are logged."""
@@ -124,7 +132,6 @@ class SegmentOffload:
 
     async def _look_at(self, timeline: WalTimeline) -> bool:
         state = timeline.acceptor.state
-        measure(WAL_BACKUP_LAG, max(0, state.commit_lsn - state.backup_lsn), timeline.name)
         number = next_segment(state.backup_lsn, state.commit_lsn)
         if number is None:
             return False

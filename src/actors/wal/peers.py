@@ -23,9 +23,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from actors.runtime.errors import ConnectionBroken, PenstockError, WalRefused, first_error
 from actors.runtime.kernel import ActorClock
+from actors.runtime.metric_table import WAL_RECOVERED_BYTES
 from actors.runtime.settings import Settings
 from actors.runtime.spans import measure
-from actors.runtime.telemetry import WAL_RECOVERED_BYTES
 from actors.wal.accepting import GroupFlush, gathered_max
 from actors.wal.acceptor import AppendUnflushed, FlushWal, Message
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, parse_addresses

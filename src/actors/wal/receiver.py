@@ -31,9 +31,9 @@ from actors.runtime.errors import (
     WouldBlock,
 )
 from actors.runtime.kernel import STOP, Actor, ActorAddress, ReplySlot, RunningEffect
+from actors.runtime.metric_table import WAL_RECEIVERS
 from actors.runtime.settings import Settings
 from actors.runtime.spans import measure
-from actors.runtime.telemetry import WAL_RECEIVERS
 from actors.wal.accepting import (
     AcceptorInput,
     FromProposer,

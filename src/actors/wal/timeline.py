@@ -15,7 +15,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 import anyio
 import msgspec
@@ -23,8 +23,14 @@ from msgspec.structs import replace
 
 from actors.runtime.errors import PenstockError, StorageError, WalRefused, WalRemoved
 from actors.runtime.kernel import ActorClock
+from actors.runtime.measurement import MetricDefinition
+from actors.runtime.metric_table import (
+    WAL_BYTES,
+    WAL_FLUSH_SECONDS,
+    WAL_MESSAGES,
+    WAL_WRITE_SECONDS,
+)
 from actors.runtime.spans import is_measuring, measure
-from actors.runtime.telemetry import WAL_BYTES, WAL_FLUSH_SECONDS, WAL_MESSAGES, WAL_WRITE_SECONDS
 from actors.wal.acceptor import AcceptorCore, AppendUnflushed, FlushWal, Message
 from actors.wal.acceptor_stores import ControlState, ControlStore, WalStore
 from actors.wal.archive import WalArchive
@@ -41,6 +47,9 @@ from actors.wal.registry import ReceiverRegistry, TimelineFeeds, ValueWatch
 from actors.wal.replication import aggregate
 
 log = logging.getLogger("penstock.wal")
+
+_Recorded: TypeAlias = tuple[MetricDefinition, float, tuple[str, ...]]
+"""A value that a thread has measured, with the values of the labels."""
 
 R = TypeVar("R")
 
@@ -219,7 +228,7 @@ class WalTimeline:
 
         An exception that is not a `PenstockError` is a bug of this program, and is raised.
         """
-        measures: list[tuple[str, float, str]] = []
+        measures: list[_Recorded] = []
 
         def work() -> ProcessedMessages:
             replies: list[AcceptorMessage] = []
@@ -228,7 +237,7 @@ class WalTimeline:
                 try:
                     reply = self.acceptor.process(message)
                 except PenstockError as error:
-                    measures.append((WAL_MESSAGES, 1, "failed"))
+                    measures.append((WAL_MESSAGES, 1, ("failed",)))
                     return ProcessedMessages(tuple(replies), error)
                 self._note(message, began_ms, measures)
                 self._log_election(message)
@@ -240,22 +249,20 @@ class WalTimeline:
             # Use one call for several messages: a hop to a thread costs as much as a small write.
             return await self.run(work)
         finally:
-            for each in measures:
-                measure(*each)
+            for metric, value, labels in measures:
+                measure(metric, value, *labels)
 
-    def _note(
-        self, message: Message, began_ms: float, measures: list[tuple[str, float, str]]
-    ) -> None:
+    def _note(self, message: Message, began_ms: float, measures: list[_Recorded]) -> None:
         if not is_measuring():
             return
         seconds = (self._clock.monotonic_ms() - began_ms) / 1000
         if isinstance(message, AppendUnflushed):
-            measures.append((WAL_WRITE_SECONDS, seconds, ""))
-            measures.append((WAL_BYTES, len(message.request.wal), ""))
+            measures.append((WAL_WRITE_SECONDS, seconds, ()))
+            measures.append((WAL_BYTES, len(message.request.wal), ()))
         if isinstance(message, FlushWal):
-            measures.append((WAL_FLUSH_SECONDS, seconds, ""))
+            measures.append((WAL_FLUSH_SECONDS, seconds, ()))
         else:
-            measures.append((WAL_MESSAGES, 1, "taken"))
+            measures.append((WAL_MESSAGES, 1, ("taken",)))
 
     def _log_election(self, message: Message) -> None:
         """Log a vote request or an announced election, with the positions after it."""

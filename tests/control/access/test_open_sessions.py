@@ -16,6 +16,8 @@ from actors.control.access.session_role import (
     set_session_authorization,
 )
 from actors.runtime.errors import AccessDenied, InvalidUsage, SessionEnded, UnknownObject
+from actors.runtime.measurement import ValueHistogram
+from actors.runtime.metric_table import SESSIONS, STATEMENT_ERRORS, STATEMENT_SECONDS
 
 TOKEN = token_digest("one")
 ROLES = (
@@ -205,6 +207,35 @@ def test_what_runs_is_shown() -> None:
         assert (session.statement, session.statement_ms) == ("SELECT 1", 5)
         world.now = 7
     assert (session.statement, session.statement_ms, session.since_ms) == ("", 7, 0)
+
+
+def test_statements_are_counted_by_door() -> None:
+    world = Opened()
+    first, second = world.open("app"), world.open("app", door="client")
+    part_of_the_service = world.open("app", door="")
+    for session in (first, first, second, part_of_the_service):
+        with session.running("SELECT 1"):
+            world.now += 30
+    with first.running("", counts=False):  # a message that is no statement
+        world.now += 30
+    for error in (AccessDenied("no"), AccessDenied("no"), SessionEnded("over")):
+        with pytest.raises(type(error)), first.running("SELECT 2"):
+            raise error
+    world.sessions.close(second)
+    found = {(each.metric, each.labels): each.value for each in world.sessions.measures()}
+    durations = found.pop((STATEMENT_SECONDS, ("postgresql",)))
+    assert isinstance(durations, ValueHistogram)
+    assert sum(durations.counts) == 5
+    assert durations.total == pytest.approx(0.06)
+    durations = found.pop((STATEMENT_SECONDS, ("client",)))
+    assert isinstance(durations, ValueHistogram)
+    assert sum(durations.counts) == 1
+    assert found == {
+        (SESSIONS, ("postgresql",)): 1,
+        (SESSIONS, ("client",)): 0,
+        (STATEMENT_ERRORS, ("postgresql", "AccessDenied")): 2,
+        (STATEMENT_ERRORS, ("postgresql", "SessionEnded")): 1,
+    }
 
 
 # -- acting as another role ------------------------------------------------------------------------

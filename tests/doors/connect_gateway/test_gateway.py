@@ -25,6 +25,7 @@ from pyspark.sql.connect.proto import base_pb2
 from actors.doors.connect_gateway.server import bind_gateway
 from actors.doors.connect_gateway.statement_execution import StatementAnswer
 from actors.runtime.errors import AddressInUse, BadSettings, QueryRejected
+from actors.runtime.metric_table import SESSIONS, STATEMENT_ERRORS, STATEMENT_SECONDS
 from actors.runtime.settings import Settings
 from tests.kit.loop_turns import bounded_turns
 
@@ -184,6 +185,25 @@ async def test_errors_of_both_sides(tmp_path: Path) -> None:
             await world.run(lambda: spark.readStream.table("orders").isStreaming)
         with pytest.raises(AnalysisException, match="cannot replace the"):
             await world.run(lambda: spark.range(1).write.saveAsTable("orders", mode="overwrite"))
+
+
+async def test_plans_and_their_errors_are_counted(tmp_path: Path) -> None:
+    async with filled_world(tmp_path) as (world, spark):
+        for _ in range(3):
+            await world.run(lambda: spark.table("orders").collect())
+        with pytest.raises(AnalysisException, match="cannot replace"):
+            await world.run(lambda: spark.range(1).write.saveAsTable("orders", mode="overwrite"))
+        found: dict[Any, Any] = {
+            (each.metric, each.labels): each.value for each in world.service.measures()
+        }
+        assert sum(found[STATEMENT_SECONDS, ("connect",)].counts) >= 4
+        assert found[SESSIONS, ("connect",)] == 1
+        errors = {
+            labels: count
+            for (metric, labels), count in found.items()
+            if (metric, labels[:1]) == (STATEMENT_ERRORS, ("connect",))
+        }
+        assert sum(errors.values()) >= 1, errors
 
 
 async def test_statements_are_the_services(tmp_path: Path) -> None:

@@ -18,6 +18,28 @@ pytestmark = pytest.mark.spark
 PSQL = shutil.which("psql")
 
 
+def test_the_engine_reports_its_jobs_and_the_memory_of_both_processes(
+    spark_house: SparkHouse,
+) -> None:
+    async def measured() -> dict[tuple[str, ...], Any]:
+        async for _ in spark_house.client.query("SELECT count(*) AS n FROM range(5)"):
+            pass
+        return {
+            (each.metric.name, *each.labels): each.value
+            for each in spark_house.service.measures()
+            if each.metric.group == "Engine"
+        }
+
+    found = spark_house.call(measured)
+    engines = {name for metric, name, *_ in found if metric == "penstock.engine.up"}
+    # Queries may have an engine of their own, which starts with the first of them.
+    engine = "queries" if "queries" in engines else "spark"
+    assert found["penstock.engine.up", engine] == 1
+    assert found["penstock.engine.jobs_ended", engine, "done"] >= 1
+    for process in ("child", "jvm"):
+        assert found["penstock.engine.memory", engine, process] > 10_000_000
+
+
 async def rows(db: psycopg.AsyncConnection[Any], text: str, given: Any = None) -> Any:
     return await (await db.execute(text, given)).fetchall()
 

@@ -259,8 +259,6 @@ async def test_sends_that_wait_form_an_acyclic_graph(
             pass
         await again.close()
     known = {
-        ("connection", "adapter"),
-        ("acceptor", "adapter"),
         ("adapter", "worker 0"),
         ("adapter", "worker"),
         ("worker 0", "worker"),

@@ -92,6 +92,16 @@ def finish(coroutine: Any) -> None:
         coroutine.send(None)
 
 
+class IgnoredReply:
+    """Commands are sent without waiting for it: the adapter's mailbox keeps their order."""
+
+    def set(self, value: None) -> None:
+        pass
+
+    def fail(self, error: PenstockError) -> None:
+        pass
+
+
 class Client:
     """One client and its connection in the cluster."""
 
@@ -144,7 +154,9 @@ class Conversations(RuleBasedStateMachine):
         self.clients += 1
         self.client = client = Client(f"n{self.clients}", self.count, self.limits)
         for number in range(self.count):
-            self.to("adapter", number).reply(ConnectClient(client.nonce, self.to("client", number)))
+            attached: Any = IgnoredReply()
+            client_address = self.to("client", number)
+            self.to("adapter", number).reply(ConnectClient(client.nonce, client_address, attached))
         self.say(Hello(client.nonce))
         self.say(CreateInstance(self.count))
         for dataflow in replay:
@@ -376,6 +388,7 @@ class Conversations(RuleBasedStateMachine):
             assert not worker.emitting
             assert not adapter._held
             adapter._rules.validate()
+            adapter._turns.validate()
             assert worker.state.next_index == self.order.next_index
             assert worker.state.connected == (self.client is not None)
             assert len(worker.state.reads.pending) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from actors.channel_adapter import DisconnectClient, ManyFromWorker
+from actors.channel_adapter import ConnectClient, DisconnectClient, ManyFromWorker
 from actors.model.protocol.compute import CreateInstance, Frontiers, Hello, InitializationComplete
 from actors.replica.cluster.connection import (
     AcceptConnection,
@@ -58,6 +58,7 @@ async def test_a_connection_that_failed_while_it_sent_is_freed(stage: ActorIsola
         connection = await acceptor.ask(
             lambda reply, n=nonce, o=outlet: AcceptConnection(Hello(n), CreateInstance(1), o, reply)  # type: ignore[misc]
         )
+        (await adapter.pick(ConnectClient, nonce=nonce)).reply.set(None)
         await connection.send(ClientCommands((InitializationComplete(),)))
         connection.reply(ManyFromWorker(0, nonce, ((1, Frontiers("v", write=7)),)))
         await stage.idle()

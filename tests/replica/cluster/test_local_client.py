@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.channel_adapter import FromClient, FromWorker, ResponsesAcked
+from actors.channel_adapter import ConnectClient, FromClient, FromWorker, ResponsesAcked
 from actors.model.protocol.compute import (
     AllowCompaction,
     Command,
@@ -27,7 +27,6 @@ from actors.model.protocol.compute import (
 from actors.replica.cluster.client import LocalClient
 from actors.replica.cluster.connection import (
     AcceptConnection,
-    AwaitAttached,
     EndConnection,
     LocalInbox,
 )
@@ -57,6 +56,9 @@ class FakeAdapter:
         assert self.room > 0, "the caller has looked"
         self.room -= 1
         self.got.append(message)
+
+    async def ask(self, make: Any) -> None:
+        assert isinstance(make(None), ConnectClient)
 
     async def send(self, message: Any) -> None:
         while self.room <= 0:
@@ -90,12 +92,12 @@ class FakeCluster:
 
     async def ask(self, make: Any) -> Any:
         message = make(None)
-        if isinstance(message, AcceptConnection):
-            assert isinstance(message.sink, LocalInbox)
-            self.inbox = message.sink
-            return self
-        assert isinstance(message, AwaitAttached)
-        return None
+        assert isinstance(message, AcceptConnection)
+        assert isinstance(message.sink, LocalInbox)
+        self.inbox = message.sink
+        for way in self.inbox.ways:
+            await way.attach("a", self.inbox.address)
+        return self
 
     def reply(self, message: Any) -> None:
         assert isinstance(message, EndConnection)
@@ -116,7 +118,7 @@ class FakeCluster:
         for command in START:
             await client.send(command)
         assert self.adapters[0].commands() == list(START)
-        assert self.adapters[1].commands() == [START[0]]
+        assert self.adapters[1].commands() == []
         return client
 
     def answer(self, worker: int, response: Any, serial: int) -> None:
@@ -156,7 +158,7 @@ async def test_what_finds_no_room_is_left_to_the_caller_and_none_is_lost(room: i
                 first.make_room(1)
                 second.make_room(1)
     assert first.commands() == wanted
-    assert second.commands() == [wide, wide], "of the rest, worker 0 tells the others"
+    assert second.commands() == [], "worker 0 tells the others"
 
 
 async def test_a_wrong_command_ends_the_connection_unless_the_caller_has_checked_it() -> None:

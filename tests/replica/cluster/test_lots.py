@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from actors.channel_adapter import (
-    AdapterStatistics,
     ChannelAdapter,
+    ClientGone,
     ConnectClient,
+    DisconnectClient,
     FromClient,
     FromWorker,
     InspectAdapter,
@@ -48,6 +49,7 @@ from actors.replica.cluster.conversations import AcknowledgementWindow, ComputeC
 from actors.replica.cluster.partitioned import ConnectionLimits
 from actors.replica.compute.index import ClusterPartitions
 from actors.runtime.errors import LocalProtocolError, MalformedFrame
+from actors.runtime.kernel import ReplySlot
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TracedMessage
 from actors.runtime.transport.connection import FramedConnection, TransportListener, dial
@@ -163,21 +165,25 @@ async def test_a_lot_of_the_current_nonce_goes_on_as_one(stage: ActorIsolation) 
     adapter.reply(lot("old", 1, 2))  # from the future, as far as it knows
     await worker.expect(ResponsesForwarded, nonce="old", serials=(1,))
     await worker.expect(ResponsesForwarded, nonce="old", serials=(2,))
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     adapter.reply(lot("a", 3, 4, 5))
     await client.expect(ManyFromWorker, worker=1, nonce="a", responses=lot("a", 3, 4, 5).responses)
     await worker.expect_nothing()  # not passed before the client took them
     await adapter.send(ResponsesAcked("a", (3, 4, 5)))
     await worker.expect(ResponsesForwarded, nonce="a", serials=(3, 4, 5))
-    await adapter.send(ConnectClient("old", client.address))
+    await adapter.send(DisconnectClient("a"))
+    await adapter.send(ConnectClient("old", client.address, ReplySlot()))
     await client.expect_nothing()  # what was stashed for it was older
-    assert await adapter.ask(InspectAdapter) == AdapterStatistics(3, 0, 0, 0)
+    found = await adapter.ask(InspectAdapter)
+    assert (found.forwarded, found.dropped, found.stashed) == (3, 2, 0)
 
 
 async def test_lots_of_others_are_judged_one_by_one(stage: ActorIsolation) -> None:
     adapter, worker, client = adapter_house(stage, stash=2)
-    await adapter.send(ConnectClient("past", client.address))
-    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(ConnectClient("past", client.address, ReplySlot()))
+    await adapter.send(DisconnectClient("past"))
+    await worker.expect(ClientGone, nonce="past")
+    await adapter.send(ConnectClient("a", client.address, ReplySlot()))
     adapter.reply(lot("past", 1, 2))
     await worker.expect(ResponsesForwarded, nonce="past", serials=(1,))  # dropped
     await worker.expect(ResponsesForwarded, nonce="past", serials=(2,))
@@ -188,10 +194,12 @@ async def test_lots_of_others_are_judged_one_by_one(stage: ActorIsolation) -> No
     await worker.expect(ResponsesForwarded, nonce="next", serials=(4,))
     await worker.expect_nothing()
     await client.expect_nothing()
-    await adapter.send(ConnectClient("next", client.address))
+    await adapter.send(DisconnectClient("a"))
+    await adapter.send(ConnectClient("next", client.address, ReplySlot()))
     for number, serial in ((3, 0), (4, 0), (5, 5)):
         await client.expect(FromWorker, response=Frontiers("v", write=number), serial=serial)
-    assert await adapter.ask(InspectAdapter) == AdapterStatistics(3, 2, 0, 0)
+    found = await adapter.ask(InspectAdapter)
+    assert (found.forwarded, found.delivered, found.dropped) == (1, 2, 2)
 
 
 # -- what is told to the workers -------------------------------------------------------------------
@@ -279,8 +287,8 @@ class Talk:
         """Past InitializationComplete."""
         await self.connection.send(ClientCommands((InitializationComplete(),)))
         for adapter in self.adapters:
-            await adapter.expect(ConnectClient)
-            await adapter.expect(FromClient, command=Hello("a"))
+            (await adapter.expect(ConnectClient)).reply.set(None)
+        await self.adapters[0].expect(FromClient, command=Hello("a"))
         complete = CommandBatch((CreateInstance(len(self.adapters)), InitializationComplete()))
         await self.adapters[0].expect(FromClient, command=complete)
 

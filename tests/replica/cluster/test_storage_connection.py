@@ -67,7 +67,7 @@ async def house(stage: ActorIsolation, outlet: Slow) -> tuple[SubjectActor[Any],
     )
     await connection.send(ClientCommands((RUN, InitializationComplete())))
     for adapter in adapters:
-        await adapter.expect(ConnectClient, nonce="a")
+        (await adapter.expect(ConnectClient, nonce="a")).reply.set(None)
         for command in (Hello("a"), RUN, InitializationComplete()):
             await adapter.expect(FromClient, nonce="a", command=command)
     return connection, adapters

@@ -18,7 +18,7 @@ from actors.runtime.errors import (
     QueryRejected,
     StorageError,
 )
-from actors.runtime.telemetry import STEPS_IN_ERROR
+from actors.runtime.metric_table import STEPS_IN_ERROR
 
 
 @pytest.mark.parametrize(

@@ -522,6 +522,13 @@ def test_what_a_new_client_does_not_mention_is_dropped_in_silence() -> None:
     assert room.numbers == {"u2": 2}
 
 
+def test_a_definition_that_has_changed_is_counted_as_replaced() -> None:
+    room = started(source("u1", "a"), source("u2"))
+    effects = room.connect("b", *run(source("u1", "ab"), source("u2"), source("u3")))
+    [done] = of(e.LogStorageReconciliation, effects)
+    assert (done.kept, done.run, done.replaced, done.dropped) == (1, 2, 1, 0)
+
+
 def test_a_client_that_is_gone_hears_nothing_and_tasks_go_on() -> None:
     room = started(source("u1", "a"))
     room.event(e.StorageClientLost("a"))

@@ -22,6 +22,8 @@ from actors.runtime.kernel import (
     ReplySlot,
     restart,
 )
+from actors.runtime.measurement import Measurement, ValueHistogram
+from actors.runtime.metric_table import SESSIONS
 from actors.runtime.telemetry import TRACEPARENT, activate_context, deactivate_context
 from actors.testing.patience import PATIENCE_S
 
@@ -411,3 +413,52 @@ async def test_an_effect_that_failed_is_freed_with_its_error() -> None:
         trying.heard.clear()
         gc.collect()
         assert not [each for each in gc.get_objects() if isinstance(each, Large)]
+
+
+class Counter(Actor[str]):
+    """Reports how many messages it has had, once it has started; "crash" makes it start anew."""
+
+    def __init__(self, may_start: anyio.Event) -> None:
+        self._may_start = may_start
+
+    async def on_start(self) -> None:
+        await self._may_start.wait()
+        self.count = 0
+
+    def receive(self, message: str) -> None:
+        self.count += 1
+        if message == "crash":
+            raise RuntimeError("it was told to")
+
+    def measures(self) -> list[Measurement]:
+        return [Measurement(SESSIONS, self.count, ("here",))]
+
+
+async def test_a_live_actor_reports_its_metrics_from_its_start_to_its_end() -> None:
+    may_start = anyio.Event()
+
+    def measured() -> dict[tuple[str, ...], float]:
+        return {
+            (each.metric.name, *each.labels): each.value
+            for each in system.measures()
+            if not isinstance(each.value, ValueHistogram)
+        }
+
+    with anyio.fail_after(PATIENCE_S):
+        async with ActorSystem() as system:
+            address = system.spawn(lambda: Counter(may_start), "counter", policy=restart())
+            for message in ("one", "two"):
+                await address.send(message)
+            await anyio.lowlevel.checkpoint()
+            # Its own numbers are not made yet, and its mailbox is measured all the same.
+            assert measured().get(("penstock.mailbox.depth", "/counter")) == 2
+            assert ("penstock.sessions", "here") not in measured()
+            may_start.set()
+            while measured().get(("penstock.sessions", "here")) != 2:
+                await anyio.lowlevel.checkpoint()
+            assert measured()["penstock.mailbox.received", "/counter"] == 2
+            await address.send("crash")
+            while measured().get(("penstock.sessions", "here")) != 0:
+                await anyio.lowlevel.checkpoint()
+            await system.stop()
+            assert measured() == {}

@@ -270,7 +270,7 @@ class HalvesWorld:
         self.trace.note("connect", half, nonce)
         for node in self.nodes:
             to: Any = None
-            node.adapters[half].down.append(ConnectClient(nonce, to))
+            node.adapters[half].down.append(ConnectClient(nonce, to, to))
         opening: list[Any] = [compute.Hello(nonce)]
         if isinstance(client, ComputeClient):
             opening.append(compute.CreateInstance(len(self.nodes)))

@@ -369,7 +369,7 @@ class DelayedAddress(ActorAddress[Any]):
     """Delayed paths to one adapter, from the cluster's connections and from its worker, as if it
     were remote: each keeps its order, and one may overtake the other."""
 
-    __slots__ = ("_from_client", "_from_worker", "_half", "_injector", "_sent")
+    __slots__ = ("_from_worker", "_half", "_injector", "_inner", "_sent", "_ways")
 
     def __init__(
         self,
@@ -387,7 +387,9 @@ class DelayedAddress(ActorAddress[Any]):
         async def replied(message: Any) -> None:
             inner.reply(message)
 
-        self._from_client = _Way(inner.send)
+        self._inner = inner
+        self._ways: dict[Nonce, _Way] = {}
+        """One for each connection, so that the messages of two connections overtake each other."""
         self._from_worker = _Way(replied)
 
     def _delay_s(self, site: str) -> float:
@@ -399,12 +401,15 @@ class DelayedAddress(ActorAddress[Any]):
         delay_s = self._delay_s("adapter")
         if isinstance(message, ConnectClient):
             delay_s += self._delay_s("connect")
-        if not self._from_client.take(message, delay_s):
+        if not self._way(message).take(message, delay_s):
             await super().send(message)
+
+    def _way(self, message: Any) -> _Way:
+        return self._ways.setdefault(message.nonce, _Way(self._inner.send))
 
     def send_nowait(self, message: Any) -> None:
         """Send, perhaps delayed."""
-        if not self._from_client.take(message, self._delay_s("adapter")):
+        if not self._way(message).take(message, self._delay_s("adapter")):
             super().send_nowait(message)
 
     def reply(self, message: Any) -> bool:

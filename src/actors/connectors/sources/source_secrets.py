@@ -166,7 +166,9 @@ def _check_hosts(
     # Check every host: a driver tries one after another.
     for target in config.secret_targets():
         if hosts is None or not hosts.allows(target):
-            who = "a role other than an administrator may send it" if hosts is None else "it may go"
+            who = (
+                "a role that is not an administrator may send it" if hosts is None else "it may go"
+            )
             raise AccessDenied(
                 f"{what}: {who} only to hosts listed in {named}, and {target} is not listed: ask "
                 "the administrator of the service to list it"

@@ -11,6 +11,7 @@ A session logs in as one role (`login_role`) and may act as another (`role`): se
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, TypeAlias
@@ -18,7 +19,9 @@ from typing import Final, Literal, TypeAlias
 from actors.control.access.access_rules import UNPROVEN, AccessRules
 from actors.control.access.role_registry import READ
 from actors.engine.sql.tokens import SqlDialect
-from actors.runtime.errors import AccessDenied, SessionEnded, UnknownObject
+from actors.runtime.errors import AccessDenied, PenstockError, SessionEnded, UnknownObject
+from actors.runtime.measurement import Measurement, ValueHistogram
+from actors.runtime.metric_table import SESSIONS, STATEMENT_ERRORS, STATEMENT_SECONDS
 from actors.runtime.progress import ObjectId
 
 SessionDoor = Literal["client", "postgresql", "connect", ""]
@@ -56,6 +59,18 @@ def session_loss(
     return ""
 
 
+class DoorStatistics:
+    """Counts of one door since the service started."""
+
+    __slots__ = ("errors", "statements")
+
+    def __init__(self) -> None:
+        self.statements = ValueHistogram()
+        """Durations of statements, in seconds."""
+        self.errors: Counter[str] = Counter()
+        """Statements that failed, by the class of the error."""
+
+
 class OpenSession:
     """One client session, made by `OpenSessions.open`."""
 
@@ -84,6 +99,8 @@ class OpenSession:
         """The role whose rights apply to its requests; SET ROLE changes it."""
         self.path = ""
         """Path of its `ClientSession` actor; empty if it has none."""
+        self.statistics = sessions.statistics_of(door)
+        """Counts of its door."""
         self.since_ms = sessions.now_ms()
         """Time at which the session was opened (ms since the epoch)."""
         self.requests = 0
@@ -142,14 +159,29 @@ class OpenSession:
         """Record the running statement; "" if none is running."""
         self.statement, self.statement_ms = text, self._sessions.now_ms()
 
+    def clock_ms(self) -> float:
+        """Return the monotonic clock, for `answered`."""
+        return self._sessions.monotonic_ms()
+
+    def answered(self, began_ms: float) -> None:
+        """Count a statement that began at a reading of `clock_ms`."""
+        self.statistics.statements.note((self._sessions.monotonic_ms() - began_ms) / 1000)
+
     @contextmanager
-    def running(self, text: str) -> Iterator[None]:
-        """Record a statement as running while the block executes."""
+    def running(self, text: str, *, counts: bool = True) -> Iterator[None]:
+        """Record a statement as running while the block executes, and count its error. With
+        `counts`, also count its duration: the block is the whole statement."""
+        began_ms = self.clock_ms()
         self.begin(text)
         try:
             yield
+        except PenstockError as error:
+            self.statistics.errors[type(error).__name__] += 1
+            raise
         finally:
             self.begin("")
+            if counts:
+                self.answered(began_ms)
 
 
 class ReadRights:
@@ -196,9 +228,14 @@ def lost_read(
 class OpenSessions:
     """All open sessions and the rules that apply to them."""
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
-        """Create an empty set. `now_ms` returns the time in ms since the epoch."""
+    def __init__(
+        self, now_ms: Callable[[], int], monotonic_ms: Callable[[], float] | None = None
+    ) -> None:
+        """Create an empty set. `now_ms` returns the time in ms since the epoch, and `monotonic_ms`
+        measures durations (None: by the same clock)."""
         self.now_ms = now_ms
+        self.monotonic_ms = monotonic_ms or now_ms
+        self._statistics: dict[SessionDoor, DoorStatistics] = {}
         self.rules = AccessRules()
         """Roles and rights in force; `apply` replaces them."""
         self._open: dict[int, OpenSession] = {}
@@ -209,6 +246,22 @@ class OpenSessions:
     def __iter__(self) -> Iterator[OpenSession]:
         """Yield the listed sessions, in the order in which they were opened."""
         return iter([each for each in self._open.values() if each.is_listed])
+
+    def statistics_of(self, door: SessionDoor) -> DoorStatistics:
+        """Return the counts of a door."""
+        return self._statistics.setdefault(door, DoorStatistics())
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the metrics of the doors."""
+        listed = Counter(each.door for each in self)
+        for door, found in self._statistics.items():
+            # The service's own requests come by no door.
+            if not door:
+                continue
+            yield Measurement(SESSIONS, listed[door], (door,))
+            yield Measurement(STATEMENT_SECONDS, found.statements, (door,))
+            for kind, count in found.errors.items():
+                yield Measurement(STATEMENT_ERRORS, count, (door, kind))
 
     def next_number(self) -> int:
         """Return an unused session number. A number is reused only after all others, so that a late

@@ -13,6 +13,7 @@ durable output ends.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, assert_never
@@ -49,6 +50,7 @@ from actors.control.controller.object_conditions import (
     observe_objects,
     settle,
 )
+from actors.control.controller.object_metrics import object_measures
 from actors.control.controller.reads.copies import CopyHoldAcquired, CopyTimedOut, RunningCopies
 from actors.control.controller.reads.memory_reads import MemoryReads
 from actors.control.controller.reads.queries import (
@@ -172,6 +174,8 @@ from actors.runtime.errors import (
     WouldBlock,
 )
 from actors.runtime.kernel import Actor, ActorAddress
+from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import OPEN_REQUESTS
 from actors.runtime.progress import ObjectId
 from actors.runtime.settings import Settings
 from actors.runtime.tracing.setup import current_tracing
@@ -764,6 +768,20 @@ class Controller(Actor[ControllerMessage]):
         # Before the moves, so that the hold of a subscribe that is cut off is dropped, not moved.
         self._subscribes.cut_off()
         self._holds.move(self._subscribes.hold_moves())
+
+    def measures(self) -> Iterator[Measurement]:
+        yield from object_measures(self._state)
+        yield from self._sources.measures()
+        yield from self._instance.measures()
+        requests: dict[str, Sized] = {
+            "read": self._reads,
+            "query": self._queries,
+            "subscribe": self._subscribes,
+            "copy to": self._copies,
+            "copy from": self._copies_from,
+        }
+        for kind, running in requests.items():
+            yield Measurement(OPEN_REQUESTS, len(running), (kind,))
 
     def describe(self) -> str:
         return (

@@ -19,8 +19,6 @@ from actors.control.controller.catalog.catalog import (
 from actors.control.controller.object_faults import ERRORED, QUARANTINED, FaultChange
 from actors.control.controller.state import ControllerState
 from actors.runtime.progress import ObjectId, Time, is_empty
-from actors.runtime.spans import is_measuring, measure
-from actors.runtime.telemetry import LAG_MS, STALLED_MS
 
 log = logging.getLogger("penstock.controller")
 
@@ -63,20 +61,10 @@ def note_quarantined(state: ControllerState) -> None:
 
 
 def observe_objects(state: ControllerState) -> None:
-    """End the faults of objects that have recovered, and export staleness and faults as metrics.
-    Called at intervals."""
+    """End the faults of objects that have recovered. Called at intervals."""
     for id_, _ in state.faults.all():
         # An idle view sends no report, since its upper does not advance.
         settle(state, state.catalog.by_id(id_))
-    if not is_measuring():
-        return
-    now = state.ctx.now_ms()
-    for entry in state.catalog.objects:
-        measure(LAG_MS, lag_ms(state, entry), entry.name)
-        fault = state.faults.get(entry.id)
-        # At least 1, since 0 means no fault.
-        stalled_ms = 0 if fault is None else max(1, now - fault.since_ms)
-        measure(STALLED_MS, stalled_ms, entry.name)
 
 
 def _log(state: ControllerState, entry: CatalogObject, change: FaultChange | None) -> None:

@@ -63,9 +63,9 @@ from actors.durable.object_store.file_modes import private_umask
 from actors.runtime.errors import BadSettings, EngineUnavailable, PenstockError
 from actors.runtime.kernel.loop_delays import watch_loop
 from actors.runtime.memory_ledger import RELEASE_MS, limit_allocators, release_memory
+from actors.runtime.metric_table import LOOP_DELAY_SECONDS
 from actors.runtime.settings import Settings, load
 from actors.runtime.spans import measure
-from actors.runtime.telemetry import LOOP_DELAY_SECONDS
 
 if TYPE_CHECKING:
     from actors.runtime.tracing.metrics import MetricCollector
@@ -262,7 +262,7 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
             if service.connect_address:
                 print(f"listening for Spark Connect on {service.connect_address}", flush=True)
             if metrics is not None:
-                metrics.watch(service.actors)
+                metrics.watch(service.measures)
                 print(f"metrics on {page}/metrics", flush=True)
                 group.start_soon(watch_loop, partial(measure, LOOP_DELAY_SECONDS))
             # The objects that exist by now live as long as the process. Unless they are frozen,

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from contextlib import AsyncExitStack, suppress
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
@@ -141,11 +142,15 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
     try:
         async with ActorSystem(clock=clock) as system, anyio.create_task_group() as group:
             group.start_soon(served.run_maintenance)
+            looks = [system.measures]
             if archive is not None:
                 offload = SegmentOffload(
                     lambda: served.all, node_id, archive, clock, settings, Random()
                 )
                 group.start_soon(offload.run)
+                looks.append(offload.measures)
+            if metrics is not None:
+                metrics.watch(lambda: chain.from_iterable(look() for look in looks))
             group.start_soon(
                 PeerExchange(lambda: served.all, node_id, dialled, clock, settings).run
             )
@@ -185,7 +190,6 @@ async def _listen(
         print(f"listening on {bound.address}", flush=True)
         async with AsyncExitStack() as stack:
             if metrics is not None:
-                metrics.watch(system.statistics)
                 # An acceptor is ready as soon as it listens, and its port is open by now.
                 pages = {
                     "/metrics": metrics_page(metrics.page),

@@ -146,6 +146,7 @@ class GatewayCalls:
         self._control = MessageReader(control_max, message_max, wait_ms)
         self._work = MessageReader(work_max, message_max, wait_ms)
         self._sessions = SessionTable(settings, run)
+        self._statistics = opened.statistics_of("connect")
         self._terminator = SessionTerminator(
             opened, self._sessions, run, self._release, self._give_up
         )
@@ -204,8 +205,8 @@ class GatewayCalls:
                     # Report this directly: on a retry the client would get unknown handles.
                     await context.abort_with_status(rpc_status.to_status(status_of(engine_ended())))
             except PenstockError as error:
-                status = rpc_status.to_status(status_of(error))
-                await context.abort_with_status(status)
+                self._statistics.errors[type(error).__name__] += 1
+                await context.abort_with_status(rpc_status.to_status(status_of(error)))
                 raise
             except (grpc.aio.AbortError, grpc.aio.UsageError):
                 raise

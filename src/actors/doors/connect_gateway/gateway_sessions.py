@@ -348,8 +348,10 @@ class SessionTable:
         session = operation.session
         del session.operations[operation.operation_id]
         self._operations -= 1
-        if session.opened is not None and not session.operations:
-            session.opened.begin("")
+        if session.opened is not None:
+            session.opened.answered(operation.begun_ms)
+            if not session.operations:
+                session.opened.begin("")
         self._remember(operation)
         if operation.own is not None:
             operation.own.cancel()

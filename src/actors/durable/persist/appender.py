@@ -33,10 +33,11 @@ from actors.durable.persist.shard import (
 from actors.durable.persist.upkeep import ShardUpkeep
 from actors.runtime.errors import PenstockError, StorageError, WriterFenced
 from actors.runtime.kernel import ActorClock
+from actors.runtime.metric_table import APPEND_SECONDS
 from actors.runtime.progress import Frontier
 from actors.runtime.settings import Settings
 from actors.runtime.spans import measure, span
-from actors.runtime.telemetry import APPEND, APPEND_SECONDS
+from actors.runtime.telemetry import APPEND
 from actors.runtime.tracing.append_traces import AppendTraceIndex
 
 

@@ -7,7 +7,7 @@ A change wakes those who wait for an upper, so nothing polls within a process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -59,13 +59,16 @@ from actors.durable.persist.shard import (
 )
 from actors.durable.persist.standby import announce_stop
 from actors.durable.persist.stashed_blobs import StashedBlobs
+from actors.durable.persist.store_meters import MeteredBlob, MeteredConsensus
 from actors.durable.persist.store_urls import open_stores, process_name
 from actors.durable.persist.upkeep import ShardUpkeep
 from actors.model.plan.schema import TableSchema
 from actors.model.plan.updates import at_time
 from actors.runtime.errors import InvalidUsage, ResourceClosed, StorageError
 from actors.runtime.kernel import ActorClock
+from actors.runtime.measurement import Measurement
 from actors.runtime.memory_ledger import MemoryLedger
+from actors.runtime.metric_table import MEMORY_BYTES, MEMORY_MAPPED_BYTES, STORE_RETRIES
 from actors.runtime.progress import EMPTY, Frontier, ShardId, Time, format_frontier
 from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import INLINE_ROOM
@@ -96,8 +99,8 @@ class PersistClient:
         (`split_leases.py`). `scratch` is a folder to which compaction may spill if there is no
         state directory.
         """
-        self.consensus = consensus
-        self._blob = blob
+        self.consensus, self._documents = consensus, MeteredConsensus(consensus, clock)
+        self._blob = blob = MeteredBlob(blob, clock)
         self._settings, self._clock = settings, clock
         self.exclusive = exclusive = exclusive and not guest
         self._directory, self.trail = directory, AppendTraceIndex()
@@ -116,7 +119,7 @@ class PersistClient:
         self.lists = PartLists(blob, clock)
         """Reads part lists."""
         self._machine = ShardMachine(
-            consensus,
+            self._documents,
             self.lists,
             settings,
             random,
@@ -225,16 +228,16 @@ class PersistClient:
 
     async def head(self, key: str) -> VersionedData | None:
         """Return a document (such as the catalog's or the oracle's); None if it does not exist."""
-        return await self.consensus.head(key)
+        return await self._documents.head(key)
 
     async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
         """Change documents other than shards, all or none. The caller resolves an indeterminate
         failure."""
-        return await self.consensus.compare_and_set(ops)
+        return await self._documents.compare_and_set(ops)
 
     async def list_keys(self, prefix: str = "") -> list[str]:
         """Return the keys of documents that start with `prefix`."""
-        return await self.consensus.list_keys(prefix)
+        return await self._documents.list_keys(prefix)
 
     async def list_shards(self) -> list[ShardId]:
         """Return all shards."""
@@ -256,6 +259,16 @@ class PersistClient:
         # Reading a single key would not do: if the whole store is missing, the key is simply
         # absent.
         await self._blob.list_keys("readiness/")
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the metrics of the stores, and of the memory of all holders."""
+        yield from self._blob.meter.measures()
+        yield from self._documents.meter.measures()
+        yield Measurement(STORE_RETRIES, self._machine.conflicts, ("conflict",))
+        yield Measurement(STORE_RETRIES, self._machine.failures, ("failure",))
+        for use in self.ledger.uses():
+            yield Measurement(MEMORY_BYTES, use.bytes_memory, (use.kind,))
+            yield Measurement(MEMORY_MAPPED_BYTES, use.bytes_mapped, (use.kind,))
 
     # -- shards -----------------------------------------------------------------------------------
 
@@ -311,7 +324,7 @@ class PersistClient:
     async def _applied(self, extra: Sequence[CompareAndSet]) -> bool:
         for op in extra:
             try:
-                head = await self.consensus.head(op.key)
+                head = await self._documents.head(op.key)
             except StorageError as error:
                 # The read failed, but the drop may have succeeded.
                 raise StorageError(str(error), determinate=False) from error

@@ -115,6 +115,10 @@ class ShardMachine:
         self._tables_known = False
         self._locks: Held = {}
         """Locks that are held or waited for, by key."""
+        self.conflicts = 0
+        """Sets that were tried again because a document had changed."""
+        self.failures = 0
+        """Sets that were tried again because the store did not say whether they happened."""
         self._in_doubt: dict[str, int | None] = {}
         """Seqno that a set with an unknown outcome expects, by the key that it may still change."""
 
@@ -365,10 +369,12 @@ class ShardMachine:
                 if error.determinate:
                     raise
                 tries.uncertain = True
+                self.failures += 1
                 tries.failed(names, error)
                 await self._read_back(names, tables, error, tries.failures)
             else:
                 tries.late += 1
+                self.conflicts += 1
                 await self._after_mismatch(names, tables or outcome.floored, held, tries.late)
                 if tries.late == CONTENDED_MAX:
                     raise StorageError(

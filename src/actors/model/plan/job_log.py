@@ -12,6 +12,7 @@ import msgspec
 
 from actors.model.plan.jobs import Answer, Job, JobProgress, RowsDone, kind_of
 from actors.runtime.errors import OperationCanceled, PenstockError
+from actors.runtime.measurement import ValueHistogram
 
 
 class JobNote(msgspec.Struct, frozen=True, gc=False):
@@ -52,6 +53,12 @@ class JobLog:
         """The current jobs by id, oldest first."""
         self._ended: deque[JobNote] = deque(maxlen=ended_max)
         """The last jobs that ended, oldest first."""
+        self.outcomes = {"done": 0, "failed": 0, "canceled": 0}
+        """Number of jobs that have ended, by outcome."""
+        self.waited = ValueHistogram()
+        """Seconds that ended jobs waited until they went to the engine."""
+        self.took = ValueHistogram()
+        """Seconds that they were in it."""
 
     def asked(self, job: Job, now_ms: int, monotonic_ms: float) -> None:
         """Record a new job."""
@@ -80,6 +87,10 @@ class JobLog:
             state = "canceled" if error == OperationCanceled.__name__ else "failed"
         made = result if isinstance(result, RowsDone) else None
         note = _note(job_id, found, monotonic_ms, state)
+        self.outcomes[state] += 1
+        self.waited.note(note.waited_ms / 1000)
+        if note.ms is not None:
+            self.took.note(note.ms / 1000)
         self._ended.append(
             msgspec.structs.replace(
                 note,

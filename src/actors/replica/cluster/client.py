@@ -26,7 +26,6 @@ from actors.model.protocol.internal import Half
 from actors.replica.cluster.connection import (
     AcceptConnection,
     AcceptorMessage,
-    AwaitAttached,
     ConversationFactory,
     EndConnection,
     LocalInbox,
@@ -48,7 +47,6 @@ from actors.runtime.errors import (
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import Nonce
 from actors.runtime.settings import Settings
-from actors.runtime.spans import use_context
 from actors.runtime.telemetry import TracedMessage, split_context
 from actors.runtime.transport.address import NetworkAddress as Place
 from actors.runtime.transport.connection import FramedConnection, dial
@@ -135,11 +133,10 @@ class LocalClient:
     ) -> None:
         self.acceptor = acceptor
         self.half = half
-        self._adapters = adapters
         self._converse = converse
         self._checked = False
         """True if the caller checks the commands itself; see `trust`."""
-        self._inbox = LocalInbox()
+        self._inbox = LocalInbox(adapters)
         """Receives the responses, and the error that ended the connection."""
         self._connection: ActorAddress[Any] | None = None
         """The cluster's end. None until the cluster has accepted this client and has its first
@@ -190,12 +187,11 @@ class LocalClient:
             return 0
         # An adapter gets at most one message for each command, plus one for commands collected
         # earlier.
-        room = min(adapter.room for adapter in self._adapters) - 1
+        room = min(self._inbox.ways[part].room for part in self._conversation.parts) - 1
         batch = tuple(commands)[: max(0, min(BATCH_COMMANDS_MAX, room))]
         for part, message, traceparent in self._conversation.route(batch):
             try:
-                with use_context(traceparent):
-                    self._adapters[part].send_nowait(message)
+                self._inbox.ways[part].send_nowait(message, traceparent)
             except (ResourceClosed, ConnectionBroken):
                 raise self._inbox.error or ConnectionBroken("the cluster is gone") from None
         self._end_if_failed()
@@ -204,8 +200,7 @@ class LocalClient:
     async def _route(self, routed: Sequence[RoutedCommand]) -> None:
         for part, message, traceparent in routed:
             try:
-                with use_context(traceparent):
-                    await self._adapters[part].send(message)
+                await self._inbox.ways[part].send(message, traceparent)
             except (ResourceClosed, ConnectionBroken):
                 raise self._inbox.error or ConnectionBroken("the cluster is gone") from None
 
@@ -226,17 +221,14 @@ class LocalClient:
             accepted: ActorAddress[Any] = await self.acceptor.ask(
                 lambda reply: AcceptConnection(hello, instance, self._inbox, reply)
             )
-            # Attach to all adapters before Hello: each must know this client when its worker
-            # answers.
-            await accepted.ask(AwaitAttached)
         except PenstockError as error:
             self._nonce = (
                 None  # another client may have the nonce: `close` must not release that one
             )
             self._inbox.end(error)
             return
-        await self._route(conversation.open())
         self._connection = accepted
+        await self._route(conversation.open())
         self._end_if_failed()
 
     async def receive(self) -> Response:
@@ -260,10 +252,10 @@ class LocalClient:
         conversation.note_sent(taken)
         # If there is no room for the acknowledgements, `receive` sends them later, because it can
         # wait.
-        if all(adapter.room for adapter in self._adapters):
+        if all(way.room for way in self._inbox.ways):
             for part, message, _ in conversation.acknowledgements():
                 with contextlib.suppress(ResourceClosed, ConnectionBroken):
-                    self._adapters[part].send_nowait(message)
+                    self._inbox.ways[part].send_nowait(message, None)
         return [response for response, _, _ in taken]
 
     def _absorb(self, messages: Sequence[Any]) -> None:

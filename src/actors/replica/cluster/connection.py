@@ -9,6 +9,11 @@ For a client over a socket, a `ClusterConnection` applies the rules of the conve
 process (`client.LocalClient`) applies the rules itself and talks to the adapters without an actor
 in between; the cluster's end is then a `LocalConnection`.
 
+Each adapter learns of a client by a way of its own (`AdapterWay`): a connection attaches to all
+adapters at the same time and waits for none but the one to which its next command goes. A client
+that leaves is reported to each adapter in the same manner, so one adapter may serve a new client
+while another has not yet heard that its predecessor left.
+
 Flow control: ``client → connection → adapters`` waits for room. Responses are bounded by each
 worker's window, which acknowledgements (`ResponsesAcked`) reopen.
 
@@ -18,11 +23,13 @@ disconnected.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, assert_never
 
+import anyio
 import msgspec
 
 from actors.channel_adapter import ConnectClient, DisconnectClient, FromWorker, ManyFromWorker
@@ -39,10 +46,18 @@ from actors.runtime.errors import (
     ConnectionDisplaced,
     PenstockError,
     RemoteProtocolError,
+    ResourceBusy,
     ResourceClosed,
     to_wire,
 )
-from actors.runtime.kernel import STOP, Actor, ActorAddress, BoundedMailbox, ReplySlot
+from actors.runtime.kernel import (
+    STOP,
+    Actor,
+    ActorAddress,
+    ActorContext,
+    BoundedMailbox,
+    ReplySlot,
+)
 from actors.runtime.progress import Nonce
 from actors.runtime.settings import TOKEN_BYTES_MAX, Settings
 from actors.runtime.spans import use_context
@@ -76,6 +91,10 @@ class ResponseSink(Protocol):
         ...
 
 
+WAITING_MAX: Final = 256
+"""Limit of messages that wait for an adapter to serve their client."""
+
+
 class ClientCommands(msgspec.Struct, frozen=True, gc=False):
     """Commands of the client for its half, in order. One with a trace context is a
     `TracedMessage`."""
@@ -94,6 +113,67 @@ class _SinkFailed(msgspec.Struct, frozen=True, gc=False):
 ConnectionMessage: TypeAlias = ClientCommands | FromWorker | ManyFromWorker | _Sent | _SinkFailed
 
 
+class AdapterWay:
+    """The way of one connection to one adapter: attaches the client, then carries its commands.
+
+    Commands that come before the adapter serves the client wait here, at most `WAITING_MAX`;
+    further senders wait with them.
+    """
+
+    def __init__(self, adapter: ActorAddress[Any]) -> None:
+        self._adapter = adapter
+        self._waiting: deque[tuple[Any, str | None]] = deque()
+        """Messages with their trace contexts, until the adapter serves the client."""
+        self._is_open = False
+        """True once messages go to the adapter directly: it serves the client, and none waits."""
+        self._opened = anyio.Event()
+
+    async def attach(self, nonce: Nonce, client: ActorAddress[Any]) -> None:
+        """Attach the client, and send what waits when the adapter serves it."""
+        try:
+            await self._adapter.ask(lambda reply: ConnectClient(nonce, client, reply))
+            while self._waiting:
+                message, traceparent = self._waiting[0]
+                with use_context(traceparent):
+                    await self._adapter.send(message)
+                self._waiting.popleft()
+        except (ResourceClosed, ConnectionBroken):
+            # A cluster that stops has no adapters, and a displaced client is served by none.
+            self._waiting.clear()
+        finally:
+            # Cancelled, too: nobody may wait for a connection that has ended.
+            self._is_open = True
+            self._opened.set()
+
+    async def send(self, message: Any, traceparent: str | None) -> None:
+        """Send a message in its turn. Raises `ResourceClosed` or `ConnectionBroken`."""
+        if not self._is_open:
+            if len(self._waiting) < WAITING_MAX:
+                self._waiting.append((message, traceparent))
+                return
+            await self._opened.wait()
+        with use_context(traceparent):
+            await self._adapter.send(message)
+
+    @property
+    def room(self) -> int:
+        """Return how many messages `send_nowait` takes."""
+        return self._adapter.room if self._is_open else 0
+
+    def send_nowait(self, message: Any, traceparent: str | None) -> None:
+        """Send a message if there is room. Raises `WouldBlock`, and as `send`."""
+        with use_context(traceparent):
+            self._adapter.send_nowait(message)
+
+
+def _attach_all(
+    actor: ActorContext[Any], ways: Sequence[AdapterWay], nonce: Nonce, client: ActorAddress[Any]
+) -> None:
+    """Attach a client to every adapter, each beside the actor and by itself."""
+    for way in ways:
+        actor.effect(partial(way.attach, nonce, client), done=lambda _: None)
+
+
 class ClusterConnection(Actor[ConnectionMessage]):
     """The conversation of a client over a socket with all workers."""
 
@@ -104,18 +184,15 @@ class ClusterConnection(Actor[ConnectionMessage]):
         sink: ResponseSink,
     ) -> None:
         self._conversation = conversation
-        self._adapters = adapters
+        self._ways = [AdapterWay(adapter) for adapter in adapters]
         self._sink = sink
         self._sending: list[PendingResponse] = []
-        """Responses that an effect is sending, because they had to wait."""
+        """The responses that an effect is sending, one batch at a time."""
 
     async def on_start(self) -> None:
-        """Attach to all adapters, then send them the client's first commands."""
-        # Attach to all adapters before Hello: each must know this connection when its worker
-        # answers.
-        for adapter in self._adapters:
-            await _send(adapter, ConnectClient(self._conversation.nonce, self.ctx.self))
+        """Attach to the adapters, and send the client's first commands."""
         await self._route(self._conversation.open())
+        _attach_all(self.ctx, self._ways, self._conversation.nonce, self.ctx.self)
 
     async def receive(self, message: ConnectionMessage) -> None:
         """Handle commands of the client, responses of a worker, or the end of an effect."""
@@ -141,8 +218,9 @@ class ClusterConnection(Actor[ConnectionMessage]):
 
     async def _route(self, routed: Sequence[RoutedCommand]) -> None:
         for part, message, traceparent in routed:
-            with use_context(traceparent):
-                await _send(self._adapters[part], message)
+            # A cluster that stops may have no adapters any more.
+            with suppress(ResourceClosed, ConnectionBroken):
+                await self._ways[part].send(message, traceparent)
 
     def _send_next(self) -> None:
         """Send what can be sent without waiting in one write, and the rest in an effect."""
@@ -194,9 +272,11 @@ class LocalInbox:
     The workers' windows bound it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, adapters: Sequence[ActorAddress[Any]]) -> None:
         self._mailbox: BoundedMailbox[Any] = BoundedMailbox("/local-client", 1)
         self.address: ActorAddress[Any] = ActorAddress(self._mailbox)
+        self.ways = [AdapterWay(adapter) for adapter in adapters]
+        """The client's ways to the adapters, which the cluster's end attaches."""
         self.error: PenstockError | None = None
         """Reason why the connection ended; None if it has not."""
 
@@ -216,41 +296,28 @@ class LocalInbox:
         return await self._mailbox.receive()
 
 
-class AwaitAttached(msgspec.Struct, frozen=True, gc=False):
-    """Is answered once all adapters know the client."""
-
-    reply: ReplySlot[None]
-
-
 class EndConnection(msgspec.Struct, frozen=True, gc=False):
     """The client has broken a rule, so its connection must end."""
 
 
-class LocalConnection(Actor[AwaitAttached | EndConnection]):
+class LocalConnection(Actor[EndConnection]):
     """The cluster's end of a connection in this process.
 
     It attaches the client to the adapters and tells it when the connection ends. Commands and
     responses do not pass through it.
     """
 
-    def __init__(
-        self, nonce: Nonce, adapters: Sequence[ActorAddress[Any]], inbox: LocalInbox
-    ) -> None:
+    def __init__(self, nonce: Nonce, inbox: LocalInbox) -> None:
         self._nonce = nonce
-        self._adapters = adapters
         self._inbox = inbox
 
     async def on_start(self) -> None:
-        """Attach the client to all adapters."""
-        for adapter in self._adapters:
-            await _send(adapter, ConnectClient(self._nonce, self._inbox.address))
+        """Attach the client to the adapters."""
+        _attach_all(self.ctx, self._inbox.ways, self._nonce, self._inbox.address)
 
-    def receive(self, message: AwaitAttached | EndConnection) -> None:
-        """Answer a client that waits until it is attached, or end its connection."""
-        if isinstance(message, AwaitAttached):
-            message.reply.set(None)
-        else:
-            self.ctx.stop()
+    def receive(self, message: EndConnection) -> None:
+        """End the connection."""
+        self.ctx.stop()
 
     async def on_stop(self) -> None:
         """Tell the client that the connection has ended."""
@@ -297,8 +364,17 @@ NONCES_MAX: Final = 1024
 nonce."""
 
 
+LEAVING_MAX: Final = 256
+"""Limit of reports of clients that left, on their way to the adapters. It is reached only if an
+adapter has had no room for a long time."""
+
+
 class _Ended(msgspec.Struct, frozen=True, gc=False):
     nonce: Nonce
+
+
+class _LeaveReported(msgspec.Struct, frozen=True, gc=False):
+    """An adapter has the report of a client that left."""
 
 
 class RunListener(msgspec.Struct, frozen=True, gc=False):
@@ -307,7 +383,9 @@ class RunListener(msgspec.Struct, frozen=True, gc=False):
     run: Any
 
 
-AcceptorMessage: TypeAlias = AcceptConnection | ReleaseConnection | RunListener | _Ended
+AcceptorMessage: TypeAlias = (
+    AcceptConnection | ReleaseConnection | RunListener | _Ended | _LeaveReported
+)
 
 
 FollowOwner: TypeAlias = Callable[[str], Awaitable[None]]
@@ -345,7 +423,8 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
         self._count = 0
         """Number of connections so far."""
         self._displaced = 0
-        """Number of connections that were displaced."""
+        self._leaving = 0
+        """Reports of clients that left which have not reached their adapter yet."""
 
     async def receive(self, message: AcceptorMessage) -> None:
         """Handle a new client, a client that left, or a listener to run."""
@@ -360,6 +439,8 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
             case _Ended():
                 if self._current is not None and self._current[0] == message.nonce:
                     await self._release(ResourceClosed("the connection has ended"))
+            case _LeaveReported():
+                self._leaving -= 1
             case RunListener():
                 self.ctx.effect(message.run, done=lambda _: None)
             case _:
@@ -370,6 +451,10 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
         nonce = hello.nonce
         try:
             check_name(nonce, "the nonce of Hello", TOKEN_BYTES_MAX)
+            if self._leaving > LEAVING_MAX:
+                raise ResourceBusy(
+                    f"{self._leaving} reports of earlier clients wait for a worker: try again"
+                )
             if nonce in self._nonces:
                 raise RemoteProtocolError(f"nonce {nonce} was already used: choose a new one")
             if instance is not None:
@@ -386,8 +471,6 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
             self._nonces.popitem(last=False)
         if self._current is not None:
             self._displaced += 1
-            # Release before the newer connection starts, so that adapters see connections one after
-            # another.
             await self._release(ConnectionDisplaced(f"a newer connection ({nonce}) took over"))
         self._count += 1
         address = self.ctx.spawn(
@@ -405,11 +488,11 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
         self, hello: Hello, instance: CreateInstance | None, sink: ResponseSink | LocalInbox
     ) -> Actor[Any]:
         if isinstance(sink, LocalInbox):
-            return LocalConnection(hello.nonce, self._adapters, sink)
+            return LocalConnection(hello.nonce, sink)
         return ClusterConnection(self._converse(hello, instance), self._adapters, sink)
 
     async def _release(self, error: PenstockError) -> None:
-        """End the active connection, and tell the adapters that it is gone."""
+        """End the active connection, and report to each adapter that it is gone."""
         assert self._current is not None
         nonce, address, sink = self._current
         self._current = None
@@ -417,7 +500,10 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
         # Stop before DisconnectClient: a stopped connection sends nothing more to the adapters.
         await self.ctx.stop_child(address)
         for adapter in self._adapters:
-            await _send(adapter, DisconnectClient(nonce))
+            self._leaving += 1
+            self.ctx.effect(
+                partial(_send, adapter, DisconnectClient(nonce)), done=lambda _: _LeaveReported()
+            )
 
     async def on_stop(self) -> None:
         """End the active client's sink with the reason."""

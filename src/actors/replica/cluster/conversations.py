@@ -143,6 +143,11 @@ class ClientConversation:
         """Complete responses that have not been taken yet."""
 
     @property
+    def parts(self) -> range:
+        """Return the numbers of the workers to whose adapters commands go."""
+        return self._parts.addressed
+
+    @property
     def waiting(self) -> int:
         """Return the number of complete responses that have not been taken yet."""
         return len(self._queue)
@@ -302,11 +307,11 @@ class ComputeConversation(ClientConversation):
         self, command: Command, routed: list[RoutedCommand], traceparent: str | None = None
     ) -> None:
         for part, split in self._parts.split(command):
-            # Hello goes to every worker, so it is not batched with part 0's commands.
-            if part == 0 and not isinstance(split, Hello):
-                self._batch.append(split)
-            else:
+            # Hello goes alone: the worker changes its client with it, before it proposes it.
+            if isinstance(split, Hello):
                 routed.append(RoutedCommand(part, FromClient(self.nonce, split), traceparent))
+            else:
+                self._batch.append(split)
         if len(self._batch) >= BATCH_COMMANDS_MAX:
             self._send_batch(routed, traceparent)
 

@@ -79,6 +79,11 @@ class PartitionedHalf(ABC, Generic[C, R]):
         self.ended: list[ObjectId] = []
         """Ids whose end was reported by all parts, until the reader clears it."""
 
+    @property
+    @abstractmethod
+    def addressed(self) -> range:
+        """Return the parts that get commands of the client."""
+
     @abstractmethod
     def split(self, command: C) -> list[tuple[int, C]]:
         """Return (part, command) for every part that should get the command."""
@@ -274,6 +279,11 @@ class PartitionedState(PartitionedHalf[Command, Response]):
         """Return whether nothing is being merged."""
         return not (self._peeks or self._meets or self._subscribes or self._copies)
 
+    @property
+    def addressed(self) -> range:
+        """See `PartitionedHalf`."""
+        return range(1)
+
     def split(self, command: Command) -> list[tuple[int, Command]]:
         """Return (part, command) for every part that should get the command; see
         `PartitionedHalf.split`."""
@@ -292,8 +302,6 @@ class PartitionedState(PartitionedHalf[Command, Response]):
                 self._complete = True
                 if self._waiting is not None:
                     self._limits.configure(self._waiting)
-        if isinstance(command, Hello | UpdateConfiguration):
-            return [(part, command) for part in range(self._parts)]
         # Part 0's worker passes the command to the sequencer, which orders it for all workers.
         return [(0, command)]
 
@@ -480,6 +488,11 @@ class StoragePartitioned(PartitionedHalf[storage.Command, storage.Response]):
     def idle(self) -> bool:
         """Return whether nothing is being merged."""
         return not (self._objects or self._oneshots)
+
+    @property
+    def addressed(self) -> range:
+        """See `PartitionedHalf`."""
+        return range(self._parts)
 
     def split(self, command: storage.Command) -> list[tuple[int, storage.Command]]:
         """Return (part, command) for every part that should get the command; see

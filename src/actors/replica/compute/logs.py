@@ -42,7 +42,9 @@ from actors.replica.compute.peeks import PeekSpec
 from actors.replica.compute.rendered_dataflow import RenderedDataflow
 from actors.replica.compute.rendering import DataflowRendering
 from actors.replica.compute.state import ComputeState
+from actors.runtime.measurement import Measurement
 from actors.runtime.memory_ledger import MemoryUse
+from actors.runtime.metric_table import DATAFLOWS, RECONCILED_OBJECTS
 from actors.runtime.progress import Frontier, frontier_or_null, ms_behind
 
 Row: TypeAlias = tuple[Any, ...]
@@ -157,6 +159,18 @@ class ReconciliationLog:
 
 
 _OUTCOMES: Final = ("reused", "created", "dropped", "replaced")
+_OUTCOMES_MEASURED: Final = {"reused": "kept"}
+"""Names of outcomes in metrics, where both halves have the same."""
+_STATES_MEASURED: Final = (
+    "gathering",
+    "running",
+    "suspended",
+    "hydrating",
+    "stalled",
+    "frozen",
+    "errored",
+)
+"""States that are always measured, so that a graph shows when their last dataflow has gone."""
 
 
 # -- relations -------------------------------------------------------------------------------------
@@ -219,7 +233,6 @@ class WorkerLogs:
             return
         for rendered in self._state.rendered.values():
             status = rendered.status
-            unscheduled = "running" if rendered.scheduled else "suspended"
             # An error text may quote rows. `penstock.errors` shows it, to those who may read the
             # rows.
             quiet = status is None or status.state in ERROR_STATES
@@ -227,7 +240,7 @@ class WorkerLogs:
                 rendered.description,
                 rendered.allowed,
                 rendered.scheduled,
-                unscheduled if status is None else status.state,
+                _state_of(rendered),
                 "" if status is None or quiet else status.text,
                 0 if status is None else status.steps,
             )
@@ -274,6 +287,21 @@ class WorkerLogs:
             what = ", ".join(shared.key), ", ".join(shared.columns), shared.filter
             yield (worker, kind, shared.shard, *what, *sizes, shared.users)
 
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the metrics of worker 0: dataflows by state, and outcomes of reconciliations."""
+        # All workers decide alike, and only worker 0 knows the states.
+        if self._state.index != 0:
+            return
+        states = Counter(dict.fromkeys(_STATES_MEASURED, 0))
+        states.update(_state_of(each) for each in self._state.rendered.values())
+        states["dropping"] += len(self._state.dropping)
+        for state, count in states.items():
+            yield Measurement(DATAFLOWS, count, (self._replica, state))
+        for outcome in _OUTCOMES:
+            count = self.reconciliation.total[outcome]
+            named = _OUTCOMES_MEASURED.get(outcome, outcome)
+            yield Measurement(RECONCILED_OBJECTS, count, ("compute", named))
+
     def memory(self) -> Iterator[MemoryUse]:
         """Yield the memory of the index partitions, for a `MemoryLedger`."""
         for rendering in self._renderings.values():
@@ -308,6 +336,12 @@ class WorkerLogs:
                     status.bytes_total,
                 )  # type: ignore[assignment]
             yield (worker, rendered.id, rendered.description.name, state, *read)
+
+
+def _state_of(rendered: RenderedDataflow) -> str:
+    if rendered.status is not None:
+        return rendered.status.state
+    return "running" if rendered.scheduled else "suspended"
 
 
 def kind_of(description: DataflowDescription) -> str:

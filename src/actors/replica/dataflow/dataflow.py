@@ -72,9 +72,10 @@ from actors.runtime.errors import (
     ResourceClosed,
 )
 from actors.runtime.kernel import Actor, ActorAddress, RunningEffect, with_jitter
+from actors.runtime.metric_table import HYDRATION_SECONDS
 from actors.runtime.progress import EMPTY, Frontier
 from actors.runtime.settings import Settings
-from actors.runtime.spans import use_context
+from actors.runtime.spans import measure, use_context
 
 T = TypeVar("T")
 
@@ -258,8 +259,8 @@ class DataflowActor(Actor[_Message]):
         """The restore in progress, of a view."""
         self._unacknowledged: set[int] = set()
         """Workers that have not acknowledged the current step."""
-        self._step_began_ms = 0.0
-        """Monotonic time at which the current step was cut."""
+        self._restore_began_ms = self._step_began_ms = 0.0
+        """Monotonic times at which the current restore began, and the current step was cut."""
         self._status = StatusResponse(description.id, "")
         """Last reported status, with the measures of the last step."""
         self._frontiers = FrontierReports(description, self._machine, workers)
@@ -396,6 +397,9 @@ class DataflowActor(Actor[_Message]):
                     self._opened = event
                     self._emit(result)
                     return
+                if not isinstance(self._description.export, SubscribeExport):
+                    took_ms = self.ctx.monotonic_ms() - self._restore_began_ms
+                    measure(HYDRATION_SECONDS, took_ms / 1000)
                 if self._upkeep is not None:
                     self._upkeep.warm(incarnation)
             case m.DropRequested() if isinstance(result, SubscribeBatch):
@@ -512,6 +516,7 @@ class DataflowActor(Actor[_Message]):
         self._stage = self.ctx.effect(self._traces.inside(run), done=done, failed=failed)
 
     def _restore(self, effect: m.RestoreState) -> None:
+        self._restore_began_ms = self.ctx.monotonic_ms()
         incarnation, lo = effect.incarnation, effect.lo
         view, passing = self._view, self._passthrough
         restoring = self._traces.restoring

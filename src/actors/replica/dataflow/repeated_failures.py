@@ -29,8 +29,8 @@ from actors.runtime.errors import (
     StorageError,
     WouldBlock,
 )
+from actors.runtime.metric_table import STEPS_IN_ERROR
 from actors.runtime.spans import measure
-from actors.runtime.telemetry import STEPS_IN_ERROR
 
 log = logging.getLogger("penstock.dataflow")
 

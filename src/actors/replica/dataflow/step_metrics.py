@@ -9,15 +9,17 @@ import msgspec
 from actors.model.protocol.compute import StatusResponse
 from actors.replica.dataflow.step import StepDeltas
 from actors.replica.dataflow.view import StepOutcome
-from actors.runtime.progress import ObjectId
-from actors.runtime.spans import forget_measures, measure
-from actors.runtime.telemetry import (
+from actors.runtime.metric_table import (
     STEP_ROWS_IN,
     STEP_ROWS_OUT,
+    STEP_ROWS_READ,
     STEP_SECONDS,
     STEPS,
     STEPS_IN_ERROR,
+    STEPS_RECOMPUTED,
 )
+from actors.runtime.progress import ObjectId
+from actors.runtime.spans import forget_measures, measure
 
 _OF_DELTAS: Final = [name for name in StatusResponse.__struct_fields__ if hasattr(StepDeltas, name)]
 _OF_OUTCOME: Final = [
@@ -37,9 +39,20 @@ def record_step(status: StatusResponse) -> None:
     measure(STEPS, 1, status.id)
     measure(STEP_ROWS_IN, status.rows_in, status.id)
     measure(STEP_ROWS_OUT, status.rows_out, status.id)
+    measure(STEP_ROWS_READ, status.rows_read, status.id)
     measure(STEP_SECONDS, status.step_ms / 1000, status.id)
+    measure(STEPS_RECOMPUTED, int(status.recomputed), status.id)
 
 
 def forget_steps(dataflow: ObjectId) -> None:
     """Remove the metrics of a dropped dataflow."""
-    forget_measures(dataflow, STEPS, STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS, STEPS_IN_ERROR)
+    forget_measures(
+        dataflow,
+        STEPS,
+        STEP_ROWS_IN,
+        STEP_ROWS_OUT,
+        STEP_ROWS_READ,
+        STEP_SECONDS,
+        STEPS_IN_ERROR,
+        STEPS_RECOMPUTED,
+    )

@@ -278,6 +278,8 @@ class LogStorageReconciliation(msgspec.Struct, frozen=True, gc=False):
     dropped: int
     skipped: int
     refused: tuple[DefinitionRefusal, ...]
+    replaced: int = 0
+    """Number of those run that replace a running definition."""
 
 
 class LogRefusedUpdate(msgspec.Struct, frozen=True, gc=False):

@@ -13,7 +13,7 @@ Flow control: a task's reports use reserved room, one message for each append or
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -22,7 +22,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from actors.channel_adapter import ClientGone, ResponsesForwarded, send_responses
+from actors.channel_adapter import ClientGone, ResponsesForwarded, outbox_measures, send_responses
 from actors.connectors.ingest.shards import ExportShard, IngestShards
 from actors.connectors.ingest_task import (
     IngestEnded,
@@ -88,6 +88,8 @@ from actors.runtime.kernel import (
     FlowWindow,
     RunningEffect,
 )
+from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import DATAFLOWS, RECONCILED_OBJECTS
 from actors.runtime.progress import ObjectId
 from actors.runtime.settings import Settings
 
@@ -211,6 +213,8 @@ class StorageHalf:
         """Look-ups in progress, by ticket."""
         self._round = 0
         """Number of the last health report; each report is a separate round."""
+        self._reconciled: Counter[str] = Counter()
+        """Outcomes of reconciliations on worker 0."""
         self._window = window
         self._unordered: deque[int] = deque()
         """For each client command in progress: the number of proposals made up to and including
@@ -471,6 +475,13 @@ class StorageHalf:
         if isinstance(done, e.LogRefusedUpdate):
             log.warning("%s", done.refusal.text())
             return
+        self._reconciled.update(
+            kept=done.kept,
+            created=done.run - done.replaced,
+            replaced=done.replaced,
+            dropped=done.dropped,
+            refused=len(done.refused),
+        )
         log.info(
             "storage client %s: %d objects kept, %d run, %d dropped, %d commands skipped",
             done.nonce,
@@ -556,17 +567,33 @@ class StorageHalf:
 
     def rows(self, name: str) -> Iterator[tuple[Any, ...]]:
         """Yield this worker's rows of the relations `dataflows`, `frontiers` and `arrangements`."""
-        started = self._tasks.keys() | {each.number for each in self._held_back}
+        if name == "dataflows":
+            for description, state in self._shown_states():
+                yield from dataflow_rows(self._index, description, state)
+            return
         for number, description in self._described.items():
             if name == "frontiers":
                 yield from frontier_rows(self._index, description, self._reached)
             elif name == "arrangements":
                 held = self._held.get(number, {})
                 yield from arrangement_rows(self._index, description, held)
-            elif number in started or not isinstance(description, RunOneshotIngestion):
+
+    def _shown_states(self) -> Iterator[tuple[Described, str]]:
+        """Yield this worker's sources, sinks and copies with their states, for people."""
+        begun = self._tasks.keys() | {each.number for each in self._held_back}
+        for number, description in self._described.items():
+            if number in begun or not isinstance(description, RunOneshotIngestion):
                 state = "running" if number in self._tasks else "suspended"
-                shown = "dropping" if number in self._stopping else state
-                yield from dataflow_rows(self._index, description, shown)
+                yield description, "dropping" if number in self._stopping else state
+
+    def measures(self, replica: str) -> Iterator[Measurement]:
+        """Yield the metrics of this worker's tasks, and on worker 0 of its reconciliations."""
+        states = Counter(state for _, state in self._shown_states())
+        for state, count in states.items():
+            yield Measurement(DATAFLOWS, count, (replica, state))
+        for outcome, count in self._reconciled.items():
+            yield Measurement(RECONCILED_OBJECTS, count, ("storage", outcome))
+        yield from outbox_measures(self._outbox, "storage")
 
     def describe(self) -> str:
         """Return the client and the number of tasks as readable text."""

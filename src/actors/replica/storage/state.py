@@ -197,7 +197,9 @@ class StorageState:
 
     def _reconcile_desired(self, skipped: int) -> list[e.Effect]:
         client = self.client
-        plan = reconcile(self.desired.running(), client.wanted)
+        before = self.desired.running()
+        plan = reconcile(before, client.wanted)
+        replaced = sum(what.id in before for what in plan.run)
         wanted, running = client.wanted.oneshots, self.desired.oneshots
         # A one-shot ingestion that is still wanted continues. If it is done, its owner reports it
         # (`_expect`).
@@ -216,7 +218,8 @@ class StorageState:
         for id, (error, hint) in self.desired.failing().items():
             effects += client.stalled(id, error, hint)
         counts = (len(plan.keep), len(plan.run), len(plan.drop), skipped)
-        return [*effects, e.LogStorageReconciliation(client.nonce or "", *counts, plan.refused)]
+        done = e.LogStorageReconciliation(client.nonce or "", *counts, plan.refused, replaced)
+        return [*effects, done]
 
     def _apply(self, command: Command) -> list[e.Effect]:
         wanted = self.client.wanted

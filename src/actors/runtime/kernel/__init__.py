@@ -1,7 +1,7 @@
 """Actors with bounded mailboxes, their contexts and their supervision.
 
-This package imports nothing of the project but errors and telemetry. It exports the public names of
-its modules.
+This package imports nothing of the project but errors, telemetry and metrics. It exports the public
+names of its modules.
 """
 
 from actors.runtime.kernel.actor import ESCALATE as ESCALATE

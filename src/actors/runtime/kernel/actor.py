@@ -9,7 +9,7 @@ supervision policy says what happens when an actor crashes.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -19,6 +19,7 @@ import msgspec
 from actors.runtime.errors import AskCycle, DeadlineExceeded, PenstockError
 from actors.runtime.kernel.clock import ActorClock
 from actors.runtime.kernel.mailbox import BoundedMailbox, MailboxStatistics, ReplySlot
+from actors.runtime.measurement import Measurement
 
 if TYPE_CHECKING:
     from actors.runtime.kernel.cell import ActorCell, MessageTimer
@@ -146,10 +147,10 @@ class ActorAddress(Generic[M]):
             asker.asking = (*asker.asking, waits)
         try:
             if deadline_ms is None:
-                await mailbox.send(make(reply))
+                await self.send(make(reply))
                 return await reply.future
             with anyio.fail_after(deadline_ms / 1000):
-                await mailbox.send(make(reply))
+                await self.send(make(reply))
                 return await reply.future
         except TimeoutError:
             raise DeadlineExceeded(f"{self.path} did not answer in {deadline_ms} ms") from None
@@ -291,3 +292,7 @@ class Actor(Generic[M]):
     def describe(self) -> str:
         """Describe what the actor is doing, for operators."""
         return ""
+
+    def measures(self) -> Iterable[Measurement]:
+        """Return its metrics. Called between two of its turns, once `on_start` has returned."""
+        return ()

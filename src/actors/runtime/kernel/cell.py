@@ -27,7 +27,7 @@ import asyncio
 import contextvars
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -42,6 +42,13 @@ from actors.runtime.kernel.actor import (
     CrashPolicy,
 )
 from actors.runtime.kernel.mailbox import BoundedMailbox, LatchedFlag
+from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import (
+    ACTOR_BUSY_SECONDS,
+    MAILBOX_DEPTH,
+    MAILBOX_DEPTH_MAX,
+    MAILBOX_RECEIVED,
+)
 from actors.runtime.telemetry import (
     TRACEPARENT,
     ActorStatistics,
@@ -95,6 +102,7 @@ class ActorCell(Generic[M]):
     """A running actor, restarts included: what its `Actor` objects have in common."""
 
     __slots__ = (
+        "_begun",
         "_crash",
         "_crashes",
         "_effects",
@@ -151,6 +159,8 @@ class ActorCell(Generic[M]):
         """Total time in `receive`, its waits included."""
         self.crashes = 0
         """Number of crashes so far."""
+        self._begun = False
+        """True from the end of `on_start`: the actor has all of its parts."""
         self._serving = False
         """True while `on_start` runs or messages are handled."""
         self._stopping = False
@@ -196,6 +206,16 @@ class ActorCell(Generic[M]):
             effects=len(self._effects or ()),
             crashes=self.crashes,
         )
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the measurements of the mailbox, and the actor's own once it has started."""
+        box, path = self.mailbox.statistics(), (self.path,)
+        yield Measurement(MAILBOX_DEPTH, box.depth, path)
+        yield Measurement(MAILBOX_DEPTH_MAX, box.depth_max, path)
+        yield Measurement(MAILBOX_RECEIVED, box.received, path)
+        yield Measurement(ACTOR_BUSY_SECONDS, self.busy_ms / 1000, path)
+        if self._begun and self.actor is not None:
+            yield from self.actor.measures()
 
     def _state(self) -> str:
         mailbox = self.mailbox
@@ -335,12 +355,13 @@ class ActorCell(Generic[M]):
         try:
             try:
                 await actor.on_start()
+                self._begun = True
                 await self._serve(actor)
             except asyncio.CancelledError:
                 if self._crash is None:
                     raise
             finally:
-                self._serving = False
+                self._begun = self._serving = False
             if self._crash is not None:
                 raise self._crash
         finally:

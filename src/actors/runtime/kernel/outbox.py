@@ -61,6 +61,16 @@ class CoalescingOutbox(Generic[M, T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def in_flight(self) -> int:
+        """Return the number of messages that were sent and not acknowledged."""
+        return len(self._in_flight)
+
+    @property
+    def sent(self) -> int:
+        """Return the number of messages that were ever sent."""
+        return self._serial
+
     def switch(self, nonce: Nonce | None) -> list[T]:
         """Drop all messages and switch to another connection, or to none.
 

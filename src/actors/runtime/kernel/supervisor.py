@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -23,6 +23,7 @@ from actors.runtime.kernel.actor import ESCALATE, Actor, ActorAddress, ActorCras
 from actors.runtime.kernel.cell import ActorCell
 from actors.runtime.kernel.clock import ActorClock, SystemClock
 from actors.runtime.kernel.mailbox import BoundedMailbox
+from actors.runtime.measurement import Measurement
 from actors.runtime.telemetry import ActorStatistics
 
 M = TypeVar("M")
@@ -170,6 +171,11 @@ class ActorSystem:
     def statistics(self) -> list[ActorStatistics]:
         """Return the statistics of every live actor, by path."""
         return [cell.statistics() for _, cell in sorted(self.cells.items())]
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the measurements of every live actor."""
+        for cell in list(self.cells.values()):
+            yield from cell.measures()
 
     def describe(self) -> list[tuple[str, str]]:
         """Return the path of every live actor with the actor's own description."""

@@ -14,6 +14,9 @@ from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.pgwire.type_oids import BOOL, FLOAT8, INT4, INT8, TEXT
 from actors.model.plan.schema import TableColumn, TableSchema
+from actors.runtime.measurement import ValueHistogram
+from actors.runtime.metric_table import STATEMENT_SECONDS
+from actors.service import Service
 
 COLUMNS = {"id": "bigint", "kind": "int", "name": "string", "price": "double"}
 SCHEMA = TableSchema(tuple(TableColumn(name, kind) for name, kind in COLUMNS.items()), ("id",))
@@ -97,3 +100,21 @@ async def test_rows_of_a_key_are_read_at_once(
             await other.execute("INSERT INTO goods VALUES (1098, 98, 'late')")
             assert await (await db.execute(text, (98,), prepare=True)).fetchall() == mine
         assert len(await (await db.execute(text, (98,), prepare=True)).fetchall()) == 4
+        # Each statement is counted once, whichever way it went.
+        before = _statements(service)
+        fast = len(answers)
+        for _ in range(5):
+            await db.execute("SELECT name FROM goods WHERE id = %s", (97,), prepare=True)
+        assert any(answers[fast:])
+        assert _statements(service) == before + 5
+
+
+def _statements(service: Service) -> int:
+    """How many statements of PostgreSQL's clients were counted."""
+    [durations] = [
+        each.value
+        for each in service.measures()
+        if (each.metric, each.labels) == (STATEMENT_SECONDS, ("postgresql",))
+    ]
+    assert isinstance(durations, ValueHistogram)
+    return sum(durations.counts)

@@ -77,7 +77,7 @@ async def test_who_may_send_a_secret_where(tmp_path: Path, method: int, weak: bo
         )
         async with roles_world(tmp_path, **settings) as (_, boss, app):
             await boss.execute("GRANT create TO app")
-            words = f"production.hosts lists, and 127.0.0.1:{port} is not listed"
+            words = f"production.hosts, and 127.0.0.1:{port} is not listed"
             assert words in await denied(app, create)
             (secrets / "production.hosts").write_text("db.example")
             for who in (app, boss):

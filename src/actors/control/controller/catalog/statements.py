@@ -70,8 +70,8 @@ from actors.runtime.errors import (
 )
 from actors.runtime.kernel import ActorAddress, RetryLoop
 from actors.runtime.progress import EMPTY, ObjectId, ShardId, Time
-from actors.runtime.spans import forget_measures, span_below, use_context
-from actors.runtime.telemetry import LAG_MS, STALLED_MS, STATEMENT, TRACEPARENT
+from actors.runtime.spans import span_below, use_context
+from actors.runtime.telemetry import STATEMENT, TRACEPARENT
 
 log = logging.getLogger("penstock.controller")
 
@@ -439,8 +439,6 @@ class StatementQueue:
     ) -> None:
         """Follow the change of an object's definition; `catalog` has the former one."""
         state, before = self._state, catalog.by_id(entry.id)
-        if entry.name != before.name:
-            forget_measures(before.name, LAG_MS, STALLED_MS)
         self._forget_shards(before)
         if entry.shard is not None and entry.retain_history_ms != before.retain_history_ms:
             retain = entry.retain_history_ms or state.settings.retain_history_ms
@@ -469,7 +467,6 @@ class StatementQueue:
         state = self._state
         self._subscribed.dropped(entry.name)
         state.frontiers.forget(entry.id)
-        forget_measures(entry.name, LAG_MS, STALLED_MS)
         self._forget_shards(entry)
         if entry.kind in CONNECTOR_KINDS:
             self._connectors.dropped(entry)

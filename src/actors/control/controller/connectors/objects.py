@@ -9,6 +9,7 @@ is connected, a source is *paused*.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -73,6 +74,8 @@ from actors.model.protocol.storage import (
     UpdateStorageConfiguration,
 )
 from actors.replica.compute.logs import Row
+from actors.runtime import metric_table
+from actors.runtime.measurement import Measurement
 from actors.runtime.progress import EMPTY, ObjectId, frontier_or_null
 
 log = logging.getLogger("penstock.controller")
@@ -127,6 +130,8 @@ class ConnectorObjects:
         it restarts."""
         self._statistics: dict[ObjectId, ObjectStatistics] = {}
         """Last reported statistics of each object."""
+        self._stalls: Counter[ObjectId] = Counter()
+        """Reports of sources and sinks that they, or a table of theirs, are stalled."""
         self._dropping: dict[ObjectId, CatalogObject] = {}
         """Dropped sinks whose holds are dropped once the cluster has stopped them."""
 
@@ -179,6 +184,7 @@ class ConnectorObjects:
         self._health.pop(entry.id, None)
         self._failed.pop(entry.id, None)
         self._statistics.pop(entry.id, None)
+        self._stalls.pop(entry.id, None)
         self.cleanup.dropped(entry)
         if entry.kind == SINK:
             # The sink reads under its hold until the cluster has stopped it.
@@ -242,6 +248,7 @@ class ConnectorObjects:
         note_report(self._state, entry, update.status, reason, hint)
         if update.status == "stalled":
             self._failed[entry.id] = _health(update)
+            self._stalls[entry.depends[0] if entry.kind == SOURCE_TABLE else entry.id] += 1
         elif known is None:
             why = f" ({hint})" if hint else ""
             log.info("%s %s is %s%s", entry.kind, entry.name, update.status, why)
@@ -388,6 +395,31 @@ class ConnectorObjects:
                 health.hint or None,
                 frontier_or_null(self._state.frontiers.upper(entry)),
             )
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the metrics of all sources and sinks."""
+        state = self._state
+        if self._link is not None:
+            kinds = Counter(type(each).__name__ for each in self.commands())
+            for command, count in kinds.items():
+                yield Measurement(metric_table.HISTORY_COMMANDS, count, ("storage", command))
+        for kind, metrics in ((SOURCE, metric_table.OF_SOURCES), (SINK, metric_table.OF_SINKS)):
+            for entry in state.catalog.of_kind(kind):
+                name, known = (entry.name,), self._statistics.get(entry.id)
+                yield Measurement(metrics.lag_ms, lag_ms(state, entry), name)
+                yield Measurement(metrics.errors, self._stalls[entry.id], name)
+                if known is None:  # it has not reported yet
+                    continue
+                yield Measurement(metrics.messages, known.messages, name)
+                yield Measurement(metrics.bytes, known.bytes, name)
+                yield Measurement(metrics.restarts, known.restarts, name)
+                if kind == SINK:
+                    yield Measurement(metrics.rows, known.rows_inserted, name)
+                    continue
+                yield Measurement(metrics.rows, known.rows_inserted, (*name, "insert"))
+                yield Measurement(metrics.rows, known.rows_deleted, (*name, "delete"))
+                if known.lag_bytes is not None:
+                    yield Measurement(metric_table.SOURCE_LAG_BYTES, known.lag_bytes, name)
 
     def describe(self) -> str:
         """Return the number of sources and sinks, and whether they run."""

@@ -7,7 +7,7 @@ this process (`cluster.hosts`), or processes that have registered in the stores 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -36,6 +36,8 @@ from actors.runtime.errors import (
     UnknownObject,
 )
 from actors.runtime.kernel import ActorAddress, ActorContext, RetryLoop
+from actors.runtime.measurement import Measurement
+from actors.runtime.metric_table import HISTORY_COMMANDS, HYDRATIONS, REPLICAS
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import REPLICAS_MAX, Settings
 
@@ -580,6 +582,17 @@ class ComputeInstance:
             # Relative to the empty frontier, a lag in ms would be meaningless.
             max((lag for lag in lags if lag < EMPTY // 2), default=0),
         )
+
+    def measures(self) -> Iterator[Measurement]:
+        """Yield the metrics of the replicas, as they are seen from here."""
+        connected = self.connected_count
+        yield Measurement(REPLICAS, connected, ("connected",))
+        yield Measurement(REPLICAS, len(self._links) - connected, ("disconnected",))
+        for name, link in self._links.items():
+            for state, count in link.hydrations().items():
+                yield Measurement(HYDRATIONS, count, (name, state))
+        for command, count in self._core.count_commands().items():
+            yield Measurement(HISTORY_COMMANDS, count, ("compute", command))
 
     def describe(self) -> str:
         """Return the state of all links."""

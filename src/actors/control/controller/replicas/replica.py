@@ -589,6 +589,10 @@ class ReplicaLink:
         self._ctx.after(delay, LinkTurn(self, _Retry()))
         return lost
 
+    def hydrations(self) -> dict[str, int]:
+        """Return how many dataflows hydrate, and how many wait for their turn."""
+        return {"hydrating": self._gate.hydrating, "waiting": self._gate.waiting}
+
     def describe(self) -> str:
         """Return the state of the connection, as text for display."""
         if self._client is None:

@@ -29,6 +29,7 @@ subscribe are contiguous; nothing is kept of what was dropped or answered.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -160,6 +161,10 @@ class ReplicaMerge:
         merged = self._gone(name)
         del self._replicas[name]
         return merged
+
+    def count_commands(self) -> Counter[str]:
+        """Return how many commands of each kind the history has."""
+        return Counter(type(each).__name__ for each in self._history.commands())
 
     def connected(self, name: str, incarnation: int) -> tuple[list[Command], MergedResponses]:
         """Record a new connection. Return the history to send, and the consequences for other

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeGuard, assert_never
 
 import anyio
@@ -57,6 +57,7 @@ from actors.runtime.errors import (
     to_wire,
 )
 from actors.runtime.kernel import STOP, Actor, ActorAddress, ReplySlot, RunningEffect
+from actors.runtime.measurement import Measurement
 from actors.runtime.settings import Settings
 from actors.runtime.spans import OpenSpan, begin_request, span_below, use_context
 from actors.runtime.telemetry import (
@@ -159,8 +160,9 @@ class ClientSession(Actor[_SessionMessage]):
         self._settings = settings
         self._welcomed = False
         """True once the client has sent Welcome."""
-        self._open: set[int] = set()
-        """Numbers of the open requests."""
+        self._open: dict[int, float] = {}
+        """Open requests by number, with the time at which each was read; 0 if its duration is not
+        counted."""
         self._refused: dict[int, RequestFailed] = {}
         """Open requests that the controller was told to end, with the answers to give then."""
         self._spans: dict[int, OpenSpan] = {}
@@ -289,7 +291,9 @@ class ClientSession(Actor[_SessionMessage]):
             )
             self._push(RequestFailed(number, *to_wire(busy)))
             return
-        self._open.add(number)
+        # A subscribe lasts as long as its client wishes.
+        counts = self._opened.door == "client" and not isinstance(message, SubscribeObject)
+        self._open[number] = self._opened.clock_ms() if counts else 0.0
         self._note_begin(message)
         opened = self._begin_span(message, traceparent)
         with use_context(None if opened is None else opened.traceparent):
@@ -359,7 +363,7 @@ class ClientSession(Actor[_SessionMessage]):
         if isinstance(answer, SubscribeChanges):
             traceparent = self._sign(answer)
         elif not _is_one_of_many(answer):
-            self._open.discard(answer.request)
+            self._count(answer)
             if self._opened.door == "client" and not self._open:
                 self._opened.begin("")
             if self._spans:
@@ -370,6 +374,14 @@ class ClientSession(Actor[_SessionMessage]):
         self._push(answer, traceparent)
         if self._last_error is not None and not self._open:
             self._end(self._last_error)
+
+    def _count(self, answer: Answer) -> None:
+        """Count a request that its last answer ends; a door counts its own statements."""
+        began_ms = self._open.pop(answer.request, 0.0)
+        if began_ms:
+            self._opened.answered(began_ms)
+        if isinstance(answer, RequestFailed) and self._opened.door == "client":
+            self._opened.statistics.errors[answer.code] += 1
 
     def _sign(self, changes: SubscribeChanges) -> str | None:
         """Return the trace context of this session's span for the changes."""
@@ -605,6 +617,9 @@ class ApiServer(Actor[_ServerMessage]):
             ended()
 
         self.ctx.watch(session, _SessionEnded(closed))
+
+    def measures(self) -> Iterator[Measurement]:
+        return self._sessions.measures()
 
     def describe(self) -> str:
         where = "in process" if self._listener is None else f"{self._listener.address}"

@@ -525,7 +525,8 @@ class PgConnection:
                 kept = None if portal is None else portal.prepared
         shown = "" if kept is None else kept.text
         zone = self._time_zone() if kept is None else kept.zone
-        with self.opened.running(shown), self.session.context.written_in(zone):
+        counts = isinstance(message, pg.ExecutePortal)
+        with self.opened.running(shown, counts=counts), self.session.context.written_in(zone):
             await self._extended(message)
 
     async def _extended(self, message: pg.FrontendMessage) -> None:
@@ -731,9 +732,13 @@ class PgConnection:
             return False
         # Like any Bind, this one replaces the unnamed portal.
         await self._close_portal("")
-        return await answer_point(
+        began_ms = self.opened.clock_ms()
+        answered = await answer_point(
             self.wire, self._memory_reads, kept, bound, self.opened.role, self._time_zone()
         )
+        if answered:
+            self.opened.answered(began_ms)
+        return answered
 
     async def _run_portal(self, portal: OpenPortal, rows_max: int) -> None:
         statement = portal.prepared.statement
