@@ -153,7 +153,7 @@ class Worker(Actor[WorkerMessage]):
     `workers`, and for each half `adapters` and `windows` (of commands), hold those of all workers
     by index; they may be filled after construction, before the first message. `propose` puts a
     command into the one order (`Sequencer`); only worker 0 calls it. `replica` names the worker's
-    cluster for people, `life` its incarnation in this process.
+    cluster for display, `life` its incarnation in this process.
     """
 
     def __init__(
@@ -460,7 +460,7 @@ class Worker(Actor[WorkerMessage]):
         if rendered is not None:
             self._logs.steps.note(rendered, status, self.ctx.now_ms())
 
-    # -- for people --------------------------------------------------------------------------------
+    # -- for display -------------------------------------------------------------------------------
 
     def _statistics(self) -> WorkerStatistics:
         state = self._state

@@ -51,7 +51,7 @@ class DemoFeed(Protocol):
     log: ChangeLog
     """The transactions that the service has."""
     name: str
-    """Name of the feed, for people."""
+    """Name of the feed, for display."""
 
     async def begin(self, script: DemoScript, client: Client, opening: FlightTransaction) -> None:
         """Create the tables with their initial rows, and wait until the service has them."""

@@ -190,8 +190,8 @@ class CopyOutput:
         there = None if found is None else self._published(found)
         if there is None or there.manifest.copy != self._copy:
             raise InvalidUsage(
-                f"another copy was written to {self._storage.where} meanwhile: choose another "
-                "destination, or overwrite it"
+                f"another copy was written to {self._storage.where} at the same time: choose "
+                "another destination, or overwrite it"
             )
         return there
 

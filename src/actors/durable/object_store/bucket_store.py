@@ -137,10 +137,8 @@ class BucketStore:
                 with anyio.fail_after(self._request_s):
                     result = await self._store.get_async(key)
                     if result.meta["size"] > bytes_max:
-                        text = f"{self._of(key)} has {result.meta['size']} bytes"
-                        raise StorageError(
-                            f"{text}, at most {bytes_max} are read", determinate=True
-                        )
+                        text = f"{self._of(key)} is too large: {result.meta['size']} bytes"
+                        raise StorageError(f"{text} (limit {bytes_max})", determinate=True)
                     data = bytes(await result.bytes_async())
             except FileNotFoundError as error:
                 # A missing bucket looks like a missing object; only the code distinguishes them.

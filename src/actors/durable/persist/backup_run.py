@@ -127,7 +127,7 @@ class BackupLeases:
                     await self._handed.keep(lease, ())
 
     async def _drop(self) -> None:
-        # Forgotten at once, because another attempt must take new ones.
+        # Forgotten immediately, because another attempt must take new ones.
         held, self.held = self.held, {}
         for lease in held.values():
             try:
@@ -221,7 +221,7 @@ async def take_backup(
         return report
     raise StorageError(
         f"gave up after {ATTEMPTS_MAX} attempts: blobs are deleted faster than they are copied; "
-        "drop fewer tables and views meanwhile, or run `penstock shard verify` to look for "
+        "drop fewer tables and views during a backup, or run `penstock shard verify` to look for "
         "missing blobs",
         determinate=True,
     )

@@ -323,7 +323,7 @@ class PartPruner:
         return True
 
     def chooses(self, part: BatchPart) -> bool:
-        """Return whether a skipped part is to be audited."""
+        """Return whether to audit a skipped part."""
         return self._audit.chooses(part)
 
     async def prove(
@@ -350,7 +350,7 @@ class PartPruner:
                 raise UnsoundFilter(
                     f"part {part.key} contains {passed.num_rows} rows that pass {self._wanted}, "
                     f"although its statistics {part.statistics!r} exclude this; report this, and "
-                    "set filter_parts = false meanwhile",
+                    "set filter_parts = false until it is fixed",
                     determinate=True,
                 )
 

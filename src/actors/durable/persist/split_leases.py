@@ -115,7 +115,7 @@ class SplitLeases:
                 raise list_lost_error(shard, missed)
             gone = missed, state.seqno
         raise StorageError(
-            f"could not read shard {shard}: other processes changed it {LOOKS_MAX} times meanwhile",
+            f"could not read shard {shard}: other processes kept changing it ({LOOKS_MAX} times)",
             determinate=True,
         )
 

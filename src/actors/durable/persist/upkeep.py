@@ -231,7 +231,7 @@ class ShardUpkeep:
                 if await self._compact(state, state.batches, True, progress):
                     return sum(len(batch.parts) for batch in state.batches)
         raise StorageError(
-            f"could not compact shard {shard}: another process compacted it meanwhile, in each of "
+            f"could not compact shard {shard}: another process compacted it during each of "
             f"{_ROUNDS_MAX} attempts",
             determinate=True,
         )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _BATCH_ROWS: Final = 8_192
-"""Rows that are decoded at a time while it is not known whether a file is small."""
+"""Number of rows decoded at a time until it is known whether a file is small."""
 _UNKNOWN_BYTES: Final = 1 << 62
 
 

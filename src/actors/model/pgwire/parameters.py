@@ -149,7 +149,7 @@ def _text_literal(value: str) -> str:
 def _array_literal(values: Sequence[ParameterValue | None], oid: int) -> str:
     element = ELEMENT_OF.get(oid)
     if element is None:
-        raise InvalidClientData(f"type {oid} is no array", NOT_SUPPORTED)
+        raise InvalidClientData(f"type {oid} is not an array type", NOT_SUPPORTED)
     # Spark cannot infer the type of an empty array.
     if not values:
         return f"CAST(array() AS {spark_type(oid)})"

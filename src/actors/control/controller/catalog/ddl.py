@@ -75,7 +75,7 @@ COLUMNS_MAX: Final = 1024
 def check_subscribed_view(request: CreateView) -> None:
     """Raise `InvalidUsage` if a request to create the view of a subscribe contains anything that
     such a view may not have."""
-    # Such a view needs no CREATE right, so it must be nothing else than what a subscribe creates.
+    # Such a view needs no CREATE right, so it must be exactly what a subscribe creates.
     plain = CreateView(
         request.request,
         request.name,

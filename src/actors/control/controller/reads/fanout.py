@@ -126,7 +126,7 @@ class FanoutMember(msgspec.Struct, eq=False, kw_only=True):
     id: ObjectId
     """Names the durable hold, and the first stream that the member starts."""
     name: str
-    """Name of the object, for people."""
+    """Name of the object, for display."""
     imported: ShardImport
     """The shard that the member reads, with the columns it reads."""
     as_of: Time
@@ -178,7 +178,7 @@ class FanoutStream(msgspec.Struct, eq=False, kw_only=True):
 
 
 class FanoutDelivery(msgspec.Struct, frozen=True, gc=False):
-    """The updates with ``lower <= time < upper`` that are to be sent to one member."""
+    """The updates with ``lower <= time < upper`` to send to one member."""
 
     member: FanoutMember
     lower: Frontier

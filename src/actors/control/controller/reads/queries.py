@@ -160,13 +160,13 @@ class _Running(msgspec.Struct, eq=False):
     rights: HeldRights
     """Rights to read the inputs, once these are known."""
     names: str = ""
-    """Names of the inputs, for people, once they are known."""
+    """Names of the inputs, for display, once they are known."""
     effect: RunningEffect | None = None
     """The running `_Run`; None while the query waits for others."""
     streaming: bool = False
     """True once the rows are ready and being sent: the deadline no longer applies."""
     state: str = "waiting for other queries"
-    """Current activity of the query, for people."""
+    """Current activity of the query, for display."""
     entry: None = None
     """No object: a query keeps its inputs' parts leased, whatever is dropped in the meantime."""
 
