@@ -18,12 +18,12 @@ Until. The task never lists or describes a time at or beyond the `until` of `Sta
 
 Leases. The reader leases a part from its listing until the consumer has released every description
 of it. A compacted batch may be described twice, in disjoint intervals. Parts outside the interval
-are never described, and their leases are released at once. The reader's since follows the frontier
-of what was listed, and the reader stays open until the task is stopped.
+are never described, and their leases are released immediately. The reader's since follows the
+frontier of what was listed, and the reader stays open until the task is stopped.
 
 Filter. Parts whose statistics exclude all wanted rows are left out (`persist.part_filter`) and
-released at once, except for a sample, which is read first to audit the filter. The task describes
-the interval in any case, after the audit.
+released immediately, except for a sample, which is read first to audit the filter. The task
+describes the interval in any case, after the audit.
 
 Errors. A request to a failing store is tried at most `fetch_attempts_max` times, with exponential
 backoff and jitter. If it still fails, the task sends `ListenFailed` and describes nothing more, so
@@ -157,7 +157,7 @@ class ListenTask(Actor[_Message]):
         self._reader: LeasedReader | None = None
         """The open reader; None until the effect of `on_start` has opened it."""
         self._abandoned = False
-        """True once the task has crashed: a reader that opens later is given up at once."""
+        """True once the task has crashed: a reader that opens later is closed immediately."""
         self._start: StartListen | None = None
         """The start signal; None until it arrives."""
         self._snapshot_due = False

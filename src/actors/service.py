@@ -267,7 +267,7 @@ class Service:
         a separate process."""
         settings, clock = self.settings, self._clock
         found = await boot.load(persist)
-        # Bind before the engine starts, so that an address in use fails at once.
+        # Bind before the engine starts, so that an address in use fails immediately.
         self._listener = listener = await self._bind(settings.listen)
         stack.push_async_callback(listener.aclose)
         if settings.pg_listen:
@@ -679,7 +679,7 @@ class ReplicaService(Service):
         settings, clock = self.settings, self._clock
         fence = persist.commanded
         assert fence is not None, "the settings name the role"
-        # Before the engine starts, so that an address fails at once if it is in use or if no
+        # Before the engine starts, so that an address fails immediately if it is in use or if no
         # controller could connect to it.
         listener = self._cluster_listener = await bind_listener(settings.cluster_listen, settings)
         stack.push_async_callback(listener.aclose)

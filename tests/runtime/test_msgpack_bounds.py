@@ -46,7 +46,7 @@ def test_large_frames_of_bytes_and_every_kind_of_value_come_as_they_are() -> Non
     assert codec.decode(data) == _Message(data=b"x" * 500_000)
     check_frame(data, 16 * LIMIT)
     for length in range(COUNTED_BYTES_MIN + 1, len(data), 9973):
-        with pytest.raises(MalformedFrame, match=r"cut off|more values"):
+        with pytest.raises(MalformedFrame, match=r"truncated|more values"):
             check_frame(data[:length], 16 * LIMIT)
 
 

@@ -251,7 +251,9 @@ async def test_a_file_that_changes_meanwhile_fails_the_copy(
 
         async with anyio.create_task_group() as group:
             group.start_soon(change)
-            with pytest.raises(PenstockError, match=r"a\.parquet changed while it was copied"):
+            with pytest.raises(
+                PenstockError, match=r"a\.parquet changed while it was being copied"
+            ):
                 await client.copy_from("t", str(tmp_path / "in"), "parquet")
         assert (await client.peek("t")).num_rows == 0
         await until(lambda: blobs(tmp_path) == [])

@@ -19,7 +19,7 @@ def simulate(
         int | None, typer.Option("--seed", help="The first seed; alone: replays that run, twice.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    trace: Annotated[bool, typer.Option("--trace", help="Shows every step of a replay.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Show every step of a replay.")] = False,
     sources: Annotated[
         bool, typer.Option("--sources", help="Only seeds whose runs have sources and sinks.")
     ] = False,

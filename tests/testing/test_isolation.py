@@ -209,7 +209,7 @@ async def test_children_are_probes_too(stage: ActorIsolation) -> None:
     await first.crash()
     assert (await casting.expect()).args == ("a-again", 7)
     assert [child.args[0] for child in casting.running] == ["a-again"]
-    with pytest.raises(AssertionError, match="expected a child to be made"):
+    with pytest.raises(AssertionError, match="expected a child to be created"):
         await casting.expect()
 
 
@@ -268,7 +268,7 @@ async def test_an_ask_of_the_tests_own(stage: ActorIsolation) -> None:
     scale = stage.probe("scale")
     subject = stage.start(lambda: Depot(scale.address, scale.address))
     reply: ReplySlot[int] = await subject.request(lambda slot: Weigh(1, slot))
-    with pytest.raises(AssertionError, match="expected an answer, none came"):
+    with pytest.raises(AssertionError, match="expected an answer, but none came"):
         await stage.answer(reply)
     await subject.stop()
     with pytest.raises(ActorDead):

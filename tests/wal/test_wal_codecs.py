@@ -179,7 +179,7 @@ def test_feedback_of_newer_and_of_unknown_peers() -> None:
         (b"\1" + b"name without an end", "a key of the feedback has no terminating NUL"),
         (b"\1" + b"n" * 256 + bytes(9), "a key of the feedback is longer than 255 bytes"),
         (b"\1" + b"\xff\xfe" + bytes(5), "a key of the feedback is not valid UTF-8: fffe"),
-        (b"\1" + key("ps_writelsn", b"", -1), "the length of 'ps_writelsn' is -1"),
+        (b"\1" + key("ps_writelsn", b"", -1), "negative length of 'ps_writelsn': -1"),
         (b"\1" + key("other", b"", 2**31 - 1), "needs 2147483647 bytes, but 0 remain"),
         (b"\1" + key("ps_writelsn", bytes(4)), "'ps_writelsn' has 4 bytes: expected 8"),
         (b"\1" + key("corruption_detected", b"\2"), "corruption_detected is 2: expected 0 or 1"),

@@ -123,7 +123,7 @@ class FlightTransaction(msgspec.Struct, frozen=True):
     """The end of the tick, in minutes since the epoch."""
     deltas: tuple[FlightDelta, ...]
     note: str = ""
-    """Describes special changes for display."""
+    """Readable descriptions of special changes."""
 
     @property
     def changes(self) -> int:

@@ -51,7 +51,7 @@ class ViewComparison(msgspec.Struct, frozen=True):
     rows: int
     """Number of rows in Spark's result."""
     differences: tuple[str, ...] = ()
-    """Differences for display; empty if the results are equal."""
+    """Readable descriptions of the differences; empty if the results are equal."""
 
 
 def choose_times(log: ChangeLog, count: int) -> list[Time]:
@@ -131,7 +131,7 @@ def _lay_out(
 
 
 def differences(right: pa.Table, found: pa.Table) -> list[str]:
-    """Compare two bags of rows. Return the differences for display; empty if they are equal."""
+    """Compare two bags of rows. Return readable differences; empty if the bags are equal."""
     if right.schema.names != found.schema.names:
         return [f"columns are {found.schema.names}: expected {right.schema.names}"]
     wrong_types = [

@@ -1,7 +1,7 @@
 """Runs one source and appends what it returns to durable shards.
 
 Theory of operation. The task opens the source at the position in its remap shard, then calls `next`
-repeatedly, each call as an effect, so that a stop takes effect at once. Rows are staged
+repeatedly, each call as an effect, so that a stop takes effect immediately. Rows are staged
 (`ingest.staging`, pure). At marks they become one append to all shards of the source
 (`ingest.shards`), one at a time, while the next rows are read.
 

@@ -8,7 +8,7 @@ died is replaced after a delay that doubles with each failure.
 Rules
 - Every `SubmitJob` is answered exactly once; the job's entry is then removed from the tables.
 - A new child first gets every prepared plan, then the jobs that were in flight, in order.
-- If a child dies by itself, the jobs in flight become suspects and run alone until they are
+- If a child dies on its own, the jobs in flight become suspects and run alone until they are
   answered, so an innocent job is cleared at its next run. A job during which
   `engine_attempts_max` children died while it ran alone fails with `JobTooLarge`, and is refused
   for a while (`actors.engine.spark.job_quarantine`).
@@ -277,7 +277,7 @@ class SparkExecutor(Actor[_Message]):
                     yield Measurement(ENGINE_MEMORY, size, (name, process))
 
     def describe(self) -> str:
-        """Return the engine's state and its jobs, as text for display."""
+        """Return the engine's state and its jobs as readable text."""
         if self._ready is not None:
             ready = self._ready
             where = f"on Java {ready.java_version}" if ready.jvm_pid else "over Spark Connect"

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 ERROR_TEXT_BYTES_MAX: Final = 4_096
-"""Longest text of an error that is kept or sent, in bytes."""
+"""Maximum length of an error's text that is kept or sent, in bytes."""
 NO_STEP: Final = "step size cannot equal zero"
 """PostgreSQL's error for a series with step 0. Spark is made to raise it, and its SQLSTATE is found
 by this text."""
@@ -181,7 +181,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class FrameTooLarge(RemoteProtocolError):
-    """A frame announced more bytes than the limit; nothing was allocated for it."""
+    """A frame's header gives a length above the limit; nothing was allocated for it."""
 
 
 class MalformedFrame(RemoteProtocolError):
@@ -197,7 +197,7 @@ class IncompatibleVersion(RemoteProtocolError):
 
 
 class WrongService(RemoteProtocolError):
-    """The peer belongs to a service with another name than the expected one."""
+    """The peer belongs to a service with a different name than expected."""
 
 
 class WalRefused(RemoteProtocolError):

@@ -114,7 +114,7 @@ class FrameCodec(Generic[M]):
         length: int = HEADER.unpack(header)[0]
         if length > self.frame_bytes_max:
             raise FrameTooLarge(
-                f"the peer announced a frame of {length} bytes (limit {self.frame_bytes_max})"
+                f"frame from the peer too large: {length} bytes (limit {self.frame_bytes_max})"
             )
         return length
 
@@ -242,7 +242,7 @@ class FrameBuffer:
             length = self._codec.check_length(self._block[self._start : begin])
             if self._first_bytes_max is not None and length > self._first_bytes_max:
                 raise FrameTooLarge(
-                    f"the peer announced a first frame of {length} bytes (limit "
+                    f"first frame from the peer too large: {length} bytes (limit "
                     f"{self._first_bytes_max}, unproven_bytes_max)"
                 )
             if length == 0:
@@ -259,8 +259,8 @@ class FrameBuffer:
     def _move_to_own_buffer(self, begin: int, length: int) -> None:
         """Give a body its own buffer, and move the bytes received so far there."""
         self._filled = self._end - begin
-        # The buffer grows as bytes arrive, so a peer that only announces a large frame costs one
-        # small allocation.
+        # The buffer grows as bytes arrive, so a peer that only sends the header of a large frame
+        # costs one small allocation.
         self._body = bytearray(min(length, max(GROWTH_BYTES, 2 * self._filled)))
         self._body[: self._filled] = self._block[begin : self._end]
         self._body_bytes = length

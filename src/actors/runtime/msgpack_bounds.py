@@ -42,7 +42,7 @@ def check_frame(body: bytes | bytearray | memoryview, decoded_bytes_max: int) ->
     """Check a frame before it is decoded.
 
     Raises `MalformedFrame` if it would decode to more than `decoded_bytes_max` bytes, is nested
-    deeper than `DEPTH_MAX`, or is cut off.
+    deeper than `DEPTH_MAX`, or is truncated.
     """
     if len(body) <= COUNTED_BYTES_MIN:
         return
@@ -85,11 +85,13 @@ def check_frame(body: bytes | bytearray | memoryview, decoded_bytes_max: int) ->
                 )
             # Every value takes at least one byte.
             if values > end - at:
-                raise MalformedFrame("a msgpack message announces more values than it has bytes")
+                raise MalformedFrame(
+                    "invalid msgpack message: it claims to contain more values than it has bytes"
+                )
             # No recursion, because the peer would choose its depth.
             if values:
                 waiting.append(values)
                 if len(waiting) > DEPTH_MAX:
                     raise MalformedFrame(f"a msgpack message is nested deeper than {DEPTH_MAX}")
     except (IndexError, KeyError):
-        raise MalformedFrame("a msgpack message is cut off") from None
+        raise MalformedFrame("a msgpack message is truncated") from None

@@ -22,11 +22,11 @@ FRAME_OVERHEAD_BYTES = 4096
 UNPROVEN_BYTES_MIN, UNPROVEN_BYTES_MAX = 8 * 1024, 32 * 1024
 """Range of `unproven_bytes_max`."""
 TOKEN_BYTES_MAX = 64
-"""Longest nonce or uuid of a peek, in bytes."""
+"""Maximum length of a nonce, or of a peek's uuid, in bytes."""
 NAME_BYTES_MAX = 256
-"""Longest id of an object, in bytes."""
+"""Maximum length of an object's id, in bytes."""
 REPLICAS_MAX = 5
-"""Most replicas of one service."""
+"""Maximum number of replicas of one service."""
 BUCKET_URL: Final = re.compile(
     r"(?P<kind>s3|gs|az)://(?P<bucket>[a-z0-9][a-z0-9._-]{1,221}[a-z0-9])"
     r"(?P<path>(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._=@+,-]+)*)/?"
@@ -92,9 +92,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pg_plaintext_on_loopback: bool = False
     """Lets PostgreSQL clients on this machine connect without TLS although TLS is configured."""
     sql_rows_bytes_max: int = 256 * 1024 * 1024
-    """Bytes of rows that one SQL statement, or one transaction, may change."""
+    """Maximum number of bytes of rows that one SQL statement, or one transaction, may change."""
     sql_followed_queries_max: int = 64
-    """Queries that SUBSCRIBE follows through temporary views, at a time."""
+    """Maximum number of queries that SUBSCRIBE follows through temporary views, at a time."""
     cluster_listen: str = ""
     """Address of the replica protocol's listener, in the same form; empty: in process only."""
     storage_listen: str = ""
@@ -118,24 +118,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_frame_bytes_max: int = 512 * 1024 * 1024
     """Size of one frame between the service and an engine process."""
     connections_max: int = 64
-    """Connections of each listener of frames, and of a WAL acceptor, after their login."""
+    """Maximum number of connections of each listener of frames, and of a WAL acceptor, after their
+    login."""
     unproven_connections_max: int = 64
-    """Connections of each listener before their login is complete. They are counted separately; one
-    more drops the oldest of them."""
+    """Maximum number of connections of each listener before their login is complete. They are
+    counted separately; one more drops the oldest of them."""
     unproven_bytes_max: int = 16 * 1024
-    """Bytes of a frame, message or password that a client may send before its login is complete."""
+    """Maximum number of bytes of a frame, message or password that a client may send before its login is complete."""
     stash_responses_max: int = 4096
-    """Responses that one channel adapter stashes for connections to come."""
+    """Maximum number of responses that one channel adapter stashes for connections to come."""
     commands_in_flight_max: int = 32
-    """Commands of one half of a worker that are sent by its adapter and not yet sequenced."""
+    """Maximum number of commands of one half of a worker that are sent by its adapter and not yet
+    sequenced."""
     responses_in_flight_max: int = 64
-    """Responses of one worker that the client has not acknowledged."""
+    """Maximum number of responses of one worker that the client has not acknowledged."""
     peeks_pending_max: int = 16_384
     """Unanswered peeks on one replica; more are refused with `ResourceBusy`."""
     requests_in_flight_max: int = 256
     """Unanswered requests of one client connection."""
     dataflows_max: int = 65_536
-    """Dataflows on one replica; more are refused."""
+    """Maximum number of dataflows on one replica; more are refused."""
     connect_timeout_ms: int = 5_000
     """Timeout for connecting, including handshake and login."""
     frame_timeout_ms: int = 120_000
@@ -163,9 +165,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replace_deadline_ms: int = 60_000
     """Deadline for a replacement view to catch up with the view that it replaces."""
     queries_in_flight_max: int = 4
-    """Queries that Spark runs for clients at a time; more wait."""
+    """Maximum number of queries that Spark runs for clients at a time; more wait."""
     queries_waiting_max: int = 256
-    """Queries that wait to run; more are refused with `ResourceBusy`."""
+    """Maximum number of queries that wait to run; more are refused with `ResourceBusy`."""
     query_engine: str = "auto"
     """The Spark that runs queries and serves Spark Connect clients. `own`: a separate one, started
     at the first query. `shared`: the one of the views, which a query can bring down. `auto`: `own`
@@ -194,7 +196,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inline_part_bytes_max: int = 16 * 1024
     """Parts up to this size are stored inline in the shard's document."""
     inline_bytes_per_shard_max: int = 128 * 1024
-    """Bytes of all inline parts of one shard."""
+    """Maximum number of bytes of all inline parts of one shard."""
     state_bytes_max: int = 256 * 1024
     """Size of a shard's document; close to it, appends wait for compaction."""
     part_list_parts_min: int = 16
@@ -216,7 +218,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Time for which a blob that no document names is kept, from when the service first sees it."""
 
     backup_blobs_in_flight_max: int = 4
-    """Blobs that a backup or restore copies at a time; each is in memory while it is copied."""
+    """Maximum number of blobs that a backup or restore copies at a time; each is in memory while it
+    is copied."""
 
     # external stores: files, buckets, PostgreSQL
     blob_url: str = ""
@@ -228,7 +231,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     store_request_timeout_ms: int = 15_000
     """Timeout of one request to a bucket, and of one PostgreSQL transaction."""
     store_request_retries_max: int = 3
-    """Retries of one idempotent request."""
+    """Maximum number of retries of one idempotent request."""
     disk_timeout_ms: int = 60_000
     """Timeout of one operation on local files, and of one SQLite transaction."""
     store_poll_ms: int = 500
@@ -241,22 +244,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     takeover_ms: int = 3_000
     """A standby takes over when it has seen no heartbeat for this long."""
     store_requests_in_flight_max: int = 32
-    """Requests of one process to one bucket at a time; more wait."""
+    """Maximum number of requests of one process to one bucket at a time; more wait."""
     store_bytes_in_flight_max: int = 128 * 1024 * 1024
-    """Bytes of objects that one process reads from or writes to one bucket at a time; a larger
-    object is transferred alone."""
+    """Maximum number of bytes of objects that one process reads from or writes to one bucket at a
+    time; a larger object is transferred alone."""
 
     # dataflows
     inflight_bytes_per_dataflow_max: int = 64 * 1024 * 1024
-    """Bytes of its inputs' parts that a dataflow has fetched, or is about to, and not yet
-    committed."""
+    """Maximum number of bytes of its inputs' parts that a dataflow has fetched, or is about to, and
+    not yet committed."""
     fetches_in_flight_max: int = 8
-    """Fetches of one fetch task at a time."""
+    """Maximum number of fetches of one fetch task at a time."""
     fetch_attempts_max: int = 5
-    """Attempts to read one part, or to list a shard, while the store fails; then the input
-    freezes."""
+    """Maximum number of attempts to read one part, or to list a shard, while the store fails; then
+    the input freezes."""
     described_in_flight_max: int = 16
-    """Descriptions that a listen task may send ahead of its consumer's grants."""
+    """Maximum number of descriptions that a listen task may send ahead of its consumer's grants."""
     hydration_chunk_bytes: int = 128 * 1024 * 1024
     """A view of projections, filters and UNION ALL is hydrated in chunks of about this size of the
     inputs' parts, with a checkpoint after each."""
@@ -267,8 +270,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A step over several timestamps whose changes would form more pairs with matching rows than
     this is halved. A step of one timestamp cannot be split."""
     arrangement_lag_bytes_max: int = 256 * 1024 * 1024
-    """Bytes of a shared arrangement that one lagging dataflow may keep from being compacted. Beyond
-    this, the dataflow continues alone on its own arrangement."""
+    """Maximum number of bytes of a shared arrangement that one lagging dataflow may keep from being
+    compacted. Beyond this, the dataflow continues alone on its own arrangement."""
     arrangement_slack_ms: int = 1_000
     """Distance of a shared arrangement's since behind its users, so that new dataflows can join."""
     eager_aggregation_rows_min: int = 1_000
@@ -279,11 +282,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Hidden aggregate state of up to this many groups is read in full by a step, which saves a
     stratum."""
     hydrations_max: int = 4
-    """Dataflows that hydrate at a time; more wait, suspended."""
+    """Maximum number of dataflows that hydrate at a time; more wait, suspended."""
     retry_delay_ms_min: int = 50
     """Delay before the first retry of a failed operation; it doubles with each failure."""
     retry_delay_ms_max: int = 10_000
-    """Longest delay between two retries."""
+    """Maximum delay between two retries."""
     result_bytes_max: int = 48 * 1024 * 1024
     """Size of the rows in one response. A larger batch of a subscribe goes through the stash; a
     peek fails if one of its rows is larger."""
@@ -293,7 +296,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stash_orphan_ms: int = 600_000
     """A stashed result or batch that nobody has read after this long is deleted."""
     subscribe_inflight_bytes_max: int = 16 * 1024 * 1024
-    """Bytes of changes sent to a subscriber that it has not accepted yet."""
+    """Maximum number of bytes of changes sent to a subscriber that it has not accepted yet."""
     subscribe_idle_ms: int = 60_000
     """A subscriber that reads nothing for this long, while batches wait for it, is disconnected."""
     log_rows_max: int = 1024
@@ -315,8 +318,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """URLs at or below which sources and copies may read (s3://bucket/prefix, gs://…,
     az://container/…); empty: none. As text: separated by commas."""
     source_spool_bytes_max: int = 4 * 1024 * 1024 * 1024
-    """Bytes of bucket objects that one source or copy keeps on local disk at a time. A larger
-    object cannot be read."""
+    """Maximum number of bytes of bucket objects that one source or copy keeps on local disk at a
+    time. A larger object cannot be read."""
     file_decoded_bytes_max: int = 1024 * 1024 * 1024
     """Decoded size of one file of a source or copy, and of what is decoded of it at a time; or a
     hundred times the size of the file, if that is more. A larger file stops its source."""
@@ -327,15 +330,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     statistics_ms: int = 1_000
     """Interval at which sources and sinks report their statistics."""
     source_inflight_bytes_max: int = 32 * 1024 * 1024
-    """Bytes of one source's rows that have been read and are not durable yet. A larger transaction
-    is written as parts before it ends."""
+    """Maximum number of bytes of one source's rows that have been read and are not durable yet. A
+    larger transaction is written as parts before it ends."""
 
     # copies from files
     copy_parts_max: int = 4_096
-    """Parts of one copy into a table; each holds about `source_inflight_bytes_max` of rows."""
+    """Maximum number of parts of one copy into a table; each holds about
+    `source_inflight_bytes_max` of rows."""
     copy_keyed_rows_max: int = 1_000_000
-    """Rows of one copy into a table with a PRIMARY KEY; their keys are looked up when the copy is
-    appended."""
+    """Maximum number of rows of one copy into a table with a PRIMARY KEY; their keys are looked up
+    when the copy is appended."""
 
     # copies into files
     copy_dir: str = ""
@@ -344,13 +348,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """URLs at or below which copies may be written (s3://bucket/prefix, gs://…, az://container/…);
     empty: none. As text: separated by commas."""
     copies_max: int = 4
-    """Copies of all clients at a time. The limit applies to copies into files and to copies from
-    files separately; more are refused with `ResourceBusy`."""
+    """Maximum number of copies of all clients at a time. The limit applies to copies into files and
+    to copies from files separately; more are refused with `ResourceBusy`."""
     copy_request_timeout_ms: int = 30_000
     """Timeout of one request to a bucket by a copy, source or sink."""
     copy_request_retries_max: int = 4
-    """Retries of one such request that failed or got no answer. Then the copy fails, and a source
-    or sink restarts."""
+    """Maximum number of retries of one such request that failed or got no answer. Then the copy
+    fails, and a source or sink restarts."""
 
     # sinks
     sink_dir: str = ""
@@ -382,33 +386,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_start_timeout_ms: int = 120_000
     """Timeout for starting the engine."""
     engine_jobs_in_flight_max: int = 16
-    """Jobs that an engine runs at a time."""
+    """Maximum number of jobs that an engine runs at a time."""
     engine_spare_tasks_max: int = 8
-    """Tasks that a `local` Spark runs beyond its cores, for jobs that wait behind endless ones."""
+    """Maximum number of tasks that a `local` Spark runs beyond its cores, for jobs that wait behind
+    endless ones."""
     engine_queue_max: int = 1024
-    """Jobs that wait for the engine; more are refused with `ResourceBusy`."""
+    """Maximum number of jobs that wait for the engine; more are refused with `ResourceBusy`."""
     engine_disk_bytes_max: int = 0
     """Disk space for an engine's results, spills and shuffles; beyond it the queries that run there
     fail with `JobTooLarge`. 0: no limit."""
     engine_niceness: int = 0
     """Niceness of the engine's processes, as for nice(1)."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024
-    """Rows larger than this go to the engine as a file; a job with fewer runs in one partition."""
+    """Rows larger than this go to the engine as a file; a job with fewer runs in
+    one partition."""
     engine_part_copies: bool = False
     """Copies large parts from the bucket to local scratch for Spark. For a Spark that sees the
     state directory but cannot reach the bucket."""
     engine_shuffle_partitions_max: int = 1_000
-    """Most shuffle partitions of a large job on a cluster. It uses as many as Spark has cores, at
-    least two; Spark coalesces small ones at run time."""
+    """Maximum number of shuffle partitions of a large job on a cluster. It uses as many as Spark
+    has cores, at least two; Spark coalesces small ones at run time."""
     engine_collected_bytes_max: int = 32 * 1024 * 1024
     """A step may read this much for a result that Spark's driver collects. Beyond it, rows that no
     grouping reduces are written to files, and so are results with more rows than fit into twice
     this size."""
     engine_plan_nodes_max: int = 400
-    """Nodes of one Spark plan for strata that run together; larger plans are split."""
+    """Maximum number of nodes of one Spark plan for strata that run together; larger plans are
+    split."""
     view_plan_nodes_max: int = 8_000
-    """Nodes of all plans of a step in which every input changes; a view that needs more is
-    recomputed."""
+    """Maximum number of nodes of all plans of a step in which every input changes; a view that
+    needs more is recomputed."""
     engine_attempts_max: int = 2
     """A job during which the engine dies this often, with no other job running, fails with
     `JobTooLarge`."""
@@ -430,13 +437,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connect_listen: str = ""
     """Address of the Spark Connect gateway: host:port (port 0 picks a free one); empty: none."""
     connect_connections_max: int = 256
-    """Connections of Spark Connect clients that have authenticated, at a time."""
+    """Maximum number of connections of Spark Connect clients that have authenticated, at a time."""
     connect_sessions_max: int = 64
     """Spark Connect sessions at a time; more are refused with `ResourceBusy`."""
     connect_session_idle_ms: int = 3_600_000
     """A session that requests and runs nothing for this long is released."""
     connect_operations_max: int = 16
-    """Unfinished operations of all Spark Connect clients; more are refused with `ResourceBusy`."""
+    """Maximum number of unfinished operations of all Spark Connect clients; more are refused with
+    `ResourceBusy`."""
     connect_streams_max: int = 16
     """Streaming queries of all Spark Connect clients; more are refused with `ResourceBusy`."""
     connect_detached_ms: int = 300_000
@@ -447,11 +455,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connect_message_bytes_max: int = 128 * 1024 * 1024
     """Size of one message from or to a Spark Connect client."""
     connect_bodies_bytes_max: int = 512 * 1024 * 1024
-    """Bytes of all messages of Spark Connect clients that are being received or executed. More
-    messages wait; those that wait too long are refused with `ResourceBusy`."""
+    """Maximum number of bytes of all messages of Spark Connect clients that are being received or
+    executed. More messages wait; those that wait too long are refused with `ResourceBusy`."""
     connect_inline_bytes_max: int = 8 * 1024 * 1024
-    """Rows up to this size go to Spark inside a plan; larger contents are read by Spark from the
-    shard's files."""
+    """Rows up to this size go to Spark inside a plan; larger contents are read by
+    Spark from the shard's files."""
 
     # authentication of peers; see `actors.runtime.transport.security`
     identity: str = ""
@@ -479,14 +487,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     roles_bytes_max: int = 4 * 1024 * 1024
     """Size of the document that holds all roles and their rights."""
     role_tokens_max: int = 16
-    """Tokens of one role."""
+    """Maximum number of tokens of one role."""
     pg_cleartext_passwords: bool = False
     """Has PostgreSQL clients send their password in clear text inside TLS, for clients without
     SCRAM. Without TLS they use SCRAM regardless."""
     audit_statements: bool = False
     """Logs every statement of SQL and Spark Connect clients to `penstock.audit`."""
     audit_text_characters_max: int = 4_096
-    """Characters of a statement's text in a line of the audit log; the rest is cut off."""
+    """Maximum number of characters of a statement's text in a line of the audit log; the rest is cut
+    off."""
 
     # the WAL's acceptor; see `actors.wal`
     wal_listen: str = "127.0.0.1:5454"
@@ -501,11 +510,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     wal_jwt_tenants_only: bool = False
     """Accepts signed tokens only if they are for a single tenant."""
     wal_messages_max: int = 256
-    """Messages of one proposer that have been read but are not in the log yet; at the limit its
-    socket is not read."""
+    """Maximum number of messages of one proposer that have been read but are not in the log yet; at
+    the limit its socket is not read."""
     wal_replies_max: int = 16
-    """Replies to one proposer that are not written to its socket yet; at the limit its messages
-    wait."""
+    """Maximum number of replies to one proposer that are not written to its socket yet; at the
+    limit its messages wait."""
     wal_idle_timeout_ms: int = 600_000
     """The connection to a peer that sends nothing for this long is closed."""
     wal_save_ms: int = 300
@@ -533,9 +542,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # the WAL's proposers: `penstock wal push`, `relay`
     wal_heartbeat_ms: int = 1_000
-    """A proposer sends an acceptor an empty message after this long without another one."""
+    """A proposer sends an acceptor an empty message this long after the last one."""
     wal_silence_ms: int = 10_000
-    """A proposer reconnects to an acceptor that owes it a message for this long."""
+    """A proposer reconnects to an acceptor whose message is overdue by this long."""
 
     # the process
     pin_cores: bool = False
@@ -553,7 +562,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics_listen: str = ""
     """host:port of the pages for monitoring: metrics, health and readiness; empty: none."""
     http_connections_max: int = 32
-    """Connections to the metrics pages at a time; one more closes the one that has waited
+    """Maximum number of connections to the metrics pages at a time; one more closes the one that has
+    waited
     longest."""
 
     # stopping

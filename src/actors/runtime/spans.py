@@ -2,10 +2,10 @@
 
 `TRACEPARENT` holds the W3C context of the message being handled, or None. A mailbox puts it into
 the envelopes of the messages sent while that message is handled, so within a process a context
-travels by itself. On a wire it is a field of the message, which `accept_context` checks. `span`
-opens a span below the current one; messages sent inside the span become its children. An effect
-starts without a context, because most effects outlive their cause (a read loop, a timer). An effect
-that continues the work of a message is given its parent explicitly (`span_below`).
+is passed on automatically. On a wire it is a field of the message, which `accept_context` checks.
+`span` opens a span below the current one; messages sent inside the span become its children. An
+effect starts without a context, because most effects outlive their cause (a read loop, a timer). An
+effect that continues the work of a message is given its parent explicitly (`span_below`).
 
 - Only sampled contexts travel. An unsampled message has none, and `span` then costs one lookup of a
   context variable. If no exporter was started (`actors.runtime.tracing`), nothing is opened,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 Value: TypeAlias = str | int | float | bool
 
 LINKS_MAX: Final = 32
-"""Most links of a span."""
+"""Maximum number of links of a span."""
 
 
 class MeasureInstruments(Protocol):
@@ -378,7 +378,7 @@ def _conventions(hop: SpanDefinition) -> dict[str, Value]:
 
 
 def _links(traceparents: Iterable[str], parent: str | None) -> list[Link]:
-    """Return the links to other contexts than the parent, without duplicates, at most
+    """Return the links to contexts other than the parent, without duplicates, at most
     `LINKS_MAX`."""
     wanted = [each for each in dict.fromkeys(traceparents) if each != parent]
     contexts = [_parse(each) for each in wanted[:LINKS_MAX]]

@@ -4,8 +4,8 @@ Theory of operation. A script's views are compiled in order. Then `maintain` run
 several times, with the changes cut into steps in different *ways*: each time alone, all at once,
 and at random. After that the views run once more as real dataflows on real shards (`stage`):
 hydrated at some time, written in random groups, compacted, stopped and started again, and for some
-scripts with the engine killed meanwhile. After each way, at each time of the script, the
-accumulated contents are compared with the reference (`reference`), and no weight may be negative.
+scripts with the engine killed meanwhile. After each of these runs, the accumulated contents at each
+time of the script are compared with the reference (`reference`), and no weight may be negative.
 The last time deletes all remaining rows.
 
 Rules
@@ -108,7 +108,7 @@ class CheckPlace(msgspec.Struct, frozen=True):
     settings: Settings
     scratch: Path
     kill: Callable[[], None] | None = None
-    """Kills the engine with SIGKILL; the engine recovers by itself."""
+    """Kills the engine with SIGKILL; the engine recovers on its own."""
 
 
 class CheckOptions(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class CheckOptions(msgspec.Struct, frozen=True):
     splits: int = 2
     seed: int = 0
     ends: bool = True
-    """True to cut changes at each time and not at all, in addition to at random."""
+    """True to also cut the changes at every time, and not at all, in addition to random cuts."""
     sample: int = 0
     """Number of ways to draw from all of these; 0 for all."""
     live: bool = True

@@ -250,7 +250,7 @@ def _check(plan: DeltaPlan) -> None:
     for column in plan.made_columns:
         kind = found.get(column.name)
         if kind is None or arrow_type(kind) != arrow_type(column.type):
-            raise InvalidUsage(f"the plan makes {column.name} as {kind}, not {column.type}")
+            raise InvalidUsage(f"the plan returns {column.name} as {kind}, not {column.type}")
 
 
 def run_step(plan: DeltaPlan, job: RunStep) -> pa.Table:
@@ -295,7 +295,7 @@ def run_strata(
     optimistic: bool = False,
 ) -> NodeRelation | None:
     """Return the output of stratum `last`, or None if there is none. Missing inputs are empty. With
-    `optimistic` the output of a stratum that seldom makes a row is taken to be empty."""
+    `optimistic` the output of a stratum that rarely produces rows is taken to be empty."""
     if last >= len(plan.strata):
         return None
     runner = NodeRunner({**_empty_inputs(plan, first), **inputs}, lo, hi)

@@ -199,7 +199,7 @@ class ActorIsolation:
         if there is no answer after everything has run."""
         await self.idle()
         if not reply.answered:
-            raise self.failed("expected an answer, none came")
+            raise self.failed("expected an answer, but none came")
         return await reply.wait()
 
     async def expect_crash(self, kind: type[E]) -> E:

@@ -20,7 +20,7 @@ def growing_deadlines_ms(first_ms: int = 2_000) -> Iterator[int]:
     """Yield deadlines for a request that hangs, each four times as long as the previous one.
 
     Other requests, which are answered, have the same deadline. A test starts with a short one, and
-    tries the next one if an answer came too late for it.
+    tries the next one if an answer arrived too late for it.
     """
     deadline_ms = first_ms
     while deadline_ms <= PATIENCE_MS:

@@ -249,7 +249,7 @@ class PeerProbeFactory:
         run."""
         await self._stage.idle()
         if len(self.made) <= self._expected:
-            raise self._stage.failed(f"expected a {self.role} to be made, none was")
+            raise self._stage.failed(f"expected a {self.role} to be created, but none was")
         self._expected += 1
         return self.made[self._expected - 1]
 
@@ -258,7 +258,9 @@ class PeerProbeFactory:
         await self._stage.idle()
         more = self.made[self._expected :]
         if more:
-            raise AssertionError(f"expected no {self.role}, made with {more[0].args!r}")
+            raise AssertionError(
+                f"expected no further {self.role}: one was created with {more[0].args!r}"
+            )
 
 
 def _answer(message: Any, answer: Any) -> None:

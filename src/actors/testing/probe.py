@@ -2,10 +2,10 @@
 
 `MessageProbe.start` starts one in an `ActorSystem`; pass its `address` to the actor under test as a
 consumer, worker or parent. `expect` waits for the next message and checks it; `expect_nothing` runs
-all ready callbacks (`settle`) and checks that no message came. Neither sleeps: under a test's clock
-whose `run_blocking` runs inline, an actor that has settled acts again only on a timer. To test one
-actor with doubles of all its peers, use `actors.testing.isolation`: this module is for tests of
-several actors on an ordinary loop.
+all ready callbacks (`settle`) and checks that no message arrived. Neither sleeps: under a test's
+clock whose `run_blocking` runs inline, an actor that has settled acts again only on a timer. To
+test one actor with doubles of all its peers, use `actors.testing.isolation`: this module is for
+tests of several actors on an ordinary loop.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MessageProbe(Actor[Any]):
         return message
 
     async def expect_nothing(self) -> None:
-        """Assert that no message comes after all ready callbacks have run. Raises
+        """Assert that no message arrives once all ready callbacks have run. Raises
         `AssertionError`."""
         await settle()
         if self.received:

@@ -269,7 +269,7 @@ def _statement(script: ViewScript, text: str, line: int) -> None:
 def _new_name(script: ViewScript, name: str, line: int) -> str:
     low = name.strip("`").lower()
     if low in script.tables or any(view.name == low for view in script.views):
-        raise _wrong(script, line, f"{name} exists already")
+        raise _wrong(script, line, f"{name} already exists")
     return low
 
 

@@ -141,7 +141,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._virtual.limit = self._virtual.now
 
     def release_time(self) -> None:
-        """Let time advance by itself again."""
+        """Let time advance on its own again."""
         self._virtual.limit = math.inf
 
     async def idle(self) -> None:
@@ -155,7 +155,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Let time advance: timers due by then fire in order, each at its time, with everything
         that follows from them. Return at the end, when no callback is ready. Needs `hold_time`."""
         virtual = self._virtual
-        assert virtual.limit < math.inf, "time advances by itself: call hold_time first"
+        assert virtual.limit < math.inf, "time advances on its own: call hold_time first"
         virtual.limit = virtual.limit + delay_ms / 1000
         waiter: asyncio.Future[None] = self.create_future()
         virtual.arrived.append(waiter)

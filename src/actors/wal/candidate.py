@@ -124,7 +124,7 @@ class CandidatePeer:
         self.streaming_at = 0
         """LSN of the next byte to send to it."""
         self.acked_lsn = 0
-        """End of our log that it is known to have; bounds the window."""
+        """End of the part of our log that this peer is known to have; bounds the window."""
         self.flush_lsn = 0
         """Flushed LSN in its last reply to an append of this term. It also counts while the
         acceptor is offline."""

@@ -43,7 +43,7 @@ VOTE: Final = ord("v")
 ELECTED: Final = ord("e")
 APPEND: Final = ord("a")
 HOST_BYTES_MAX: Final = 255
-"""Longest host name that DNS allows."""
+"""Maximum length of a host name in DNS."""
 MEMBER_BYTES_MIN: Final = 11
 """Size of the shortest member: its number, the NUL of an empty host, and its port."""
 

@@ -77,7 +77,7 @@ def read_feedback(fields: MessageFields) -> PageserverFeedback:
         key = fields.text(KEY_BYTES_MAX, "a key of the feedback")
         (length,) = fields.unpack(_LENGTH, f"the length of {key!r}")
         if length < 0:
-            raise fields.malformed(f"the length of {key!r} is {length}")
+            raise fields.malformed(f"negative length of {key!r}: {length}")
         value = fields.take(length, f"the value of {key!r}")
         # Newer peers may send more keys.
         if key not in _KNOWN:

@@ -77,9 +77,7 @@ class LogReader:
             self.known_lsn = max(self.known_lsn, end)
             self.answers_asked = bool(asked)
             return b""
-        raise MalformedFrame(
-            f"{body[:1]!r} of {len(body)} bytes is not a valid message of a stream"
-        )
+        raise MalformedFrame(f"invalid stream message: type {body[:1]!r}, {len(body)} bytes")
 
     async def report(self, flushed_lsn: int) -> None:
         """Report that everything before `flushed_lsn` is durable here."""
@@ -99,9 +97,9 @@ Dial: TypeAlias = Callable[[AcceptorAddress], Awaitable[AcceptorConnection]]
 REPORT_MS: Final = 60_000
 """Interval of status reports to the acceptor being read: it disconnects silent readers."""
 GRACE_S: Final = 0.25
-"""Seconds for which received data waits for an unfinished look."""
+"""Seconds for which received data waits for an unfinished check."""
 AGAIN_MS: Final = 1_000
-"""Milliseconds until the next look if another acceptor is further."""
+"""Interval in ms between checks whether another acceptor is further ahead."""
 
 
 class AllRemoved(WalRemoved):

@@ -188,9 +188,12 @@ class RecordDecoder:
         # The part of a record on its first page has at least 8 bytes, so its length is known here.
         missing = self._unpadded() - len(self._record) if within else 0
         if magic != MAGIC or page_lsn != lsn or bool(info & _CONTINUED) != within:
-            raise self._corrupt(lsn, "this is not the start of a page in a log of changes")
+            raise self._corrupt(lsn, "invalid page header")
         if rest != missing:
-            raise self._corrupt(lsn, f"{rest} bytes continue here, but {missing} are missing")
+            raise self._corrupt(
+                lsn,
+                f"{rest} bytes of the record left by the page header, expected {missing}",
+            )
 
     def _unpadded(self) -> int:
         return int.from_bytes(self._record[:4], "little")

@@ -268,9 +268,9 @@ async def test_what_is_there_and_not_ours_is_refused(lab: Lab) -> None:
     await lab.sink().open(SCHEMA)
     with pytest.raises(InvalidUsage, match="belongs to another sink"):
         await lab.sink(creation="another").open(SCHEMA)
-    with pytest.raises(InvalidUsage, match="with other columns"):
+    with pytest.raises(InvalidUsage, match="with different columns"):
         await lab.sink().open(TableSchema((TableColumn("a", "int"),)))
-    with pytest.raises(InvalidUsage, match="with other columns"):
+    with pytest.raises(InvalidUsage, match="with different columns"):
         await lab.sink(once=True).open(SCHEMA)
     lab.put(f"{MANIFESTS}/{9:020d}.json", b"{")
     with pytest.raises(InvalidUsage, match="invalid sink manifest"):

@@ -99,7 +99,9 @@ async def test_an_object_that_changes_while_it_is_read_is_not_taken(
         lab.put("b.parquet", 9)
 
     lab.store.during = change
-    with pytest.raises(SourceUnreachable, match=r"in/[ab]\.parquet changed while it was read"):
+    with pytest.raises(
+        SourceUnreachable, match=r"in/[ab]\.parquet changed while it was being read"
+    ):
         await lab.drive()
     assert lab.keys == []
     assert lab.spooled() == []

@@ -114,7 +114,7 @@ async def test_an_object_that_changes_while_it_is_read(
             lab.put("a.parquet", 2, 3)
 
     lab.s3.rule = rule
-    with pytest.raises(SourceUnreachable, match=r"a\.parquet changed while it was read"):
+    with pytest.raises(SourceUnreachable, match=r"a\.parquet changed while it was being read"):
         await lab.drive()
     assert await lab.drive() == [2, 3]
 

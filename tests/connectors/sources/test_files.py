@@ -239,7 +239,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(lab: Lab) -> None:
     async def main() -> None:
         path = lab.put("a.csv", "1,x\n")
         lab.spark.during = lambda: path.write_text("1,x\n2,y\n")
-        with pytest.raises(SourceUnreachable, match=r"a\.csv changed while it was read"):
+        with pytest.raises(SourceUnreachable, match=r"a\.csv changed while it was being read"):
             await lab.drive()
         assert lab.keys == []
         lab.spark.during = None
@@ -659,7 +659,7 @@ def test_a_copy_of_a_file_that_changes_meanwhile_fails(lab: Lab) -> None:
         path = lab.put("a.csv", "1,x\n")
         copy = OneshotCopy(CopyFromConfig(path=str(path), format="csv"), ROWS.schema, lab.around())
         await copy.prepare()
-        with pytest.raises(SourceUnreachable, match="changed while it was copied"):
+        with pytest.raises(SourceUnreachable, match="changed while it was being copied"):
             async for _ in copy.pieces():
                 path.write_text("2,yy\n")
 

@@ -113,5 +113,5 @@ async def test_a_session_answers_to_its_role_alone(tmp_path: Path) -> None:
             lambda: app.conf.set("spark.sql.ansi.enabled", "false"),
             app.interruptAll,
         ):
-            assert "belongs to another role" in await denied(world, call)
+            assert "belongs to a different role" in await denied(world, call)
         assert (await world.run(lambda: boss.table("orders").toArrow())).num_rows == 6

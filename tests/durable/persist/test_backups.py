@@ -335,7 +335,7 @@ async def test_what_is_damaged_or_missing_is_named(tmp_path: Path) -> None:
         with pytest.raises(CorruptData, match=r"with crc32 .*, expected"):
             await restore(target, settings_of(tmp_path / "a2"))
         part.unlink()
-        with pytest.raises(CorruptData, match=r"has lost .*, which it names"):
+        with pytest.raises(CorruptData, match=r"lists .*, which is missing"):
             await restore(target, settings_of(tmp_path / "a3"))
         part.write_bytes(whole)
         manifest = tmp_path / "kept" / "backups" / name / MANIFEST

@@ -227,7 +227,7 @@ def test_values_without_a_literal() -> None:
             spark_literal(value, oid)
     with pytest.raises(InvalidClientData, match="no counterpart"):
         spark_literal(None, 600)
-    with pytest.raises(InvalidClientData, match="not an array"):
+    with pytest.raises(InvalidClientData, match="is not an array type"):
         spark_literal([1], 600)
 
 

@@ -1,9 +1,9 @@
 """Turns the output of a source into rows to stage: resolves upserts and truncates.
 
 Theory of operation. The output waits in a queue and is processed in order. Rows, marks and failures
-are staged at once. Upserts of an export are collected until a mark, or until something else arrives
-for that export, and are then resolved against its contents (`ingest.contents`). A truncate drops
-the export's staged rows since the last mark, and retracts the durable ones, part by part.
+are staged immediately. Upserts of an export are collected until a mark, or until something else
+arrives for that export, and are then resolved against its contents (`ingest.contents`). A truncate
+drops the export's staged rows since the last mark, and retracts the durable ones, part by part.
 
 Rules. The caller runs effects (`Work`) one at a time; nothing else is processed meanwhile.
 """

@@ -247,7 +247,7 @@ class IngestStaging:
         return tables
 
     def spill_ended(self) -> None:
-        """Note that all rows taken out are durable."""
+        """Record that all rows taken out are durable."""
         self._bytes_spilling = 0
 
     def fix_time(self, now: Time, upper: Frontier) -> Time:

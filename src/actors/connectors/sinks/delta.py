@@ -200,7 +200,8 @@ class DeltaSink:
             if self._transact([], [(self._writers, self._writer)]):
                 return
         raise SourceUnreachable(
-            f"{self._where}: others committed {_ATTEMPTS_MAX} times while it was being opened"
+            f"{self._where}: other writers committed {_ATTEMPTS_MAX} times while it was being "
+            "opened"
         )
 
     def _load(self) -> DeltaTable:
@@ -393,7 +394,7 @@ class DeltaSink:
             if await self._threads.run(partial(self._transact, actions, transactions), "commit"):
                 return sum(action.size for action in actions if isinstance(action, add))
         raise SourceUnreachable(
-            f"{self._where}: others committed {_ATTEMPTS_MAX} times before a batch could be "
+            f"{self._where}: other writers committed {_ATTEMPTS_MAX} times before a batch could be "
             "committed",
             "make the other writers of the table commit less often",
         )

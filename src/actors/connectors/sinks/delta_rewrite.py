@@ -205,7 +205,7 @@ class FileRewrites:
                 made |= {each.path: each for each in written}
             if left.num_rows:
                 raise InvalidUsage(
-                    f"the table lacks {-(pc.sum(left[DIFF]).as_py())} rows that are to be deleted, "
+                    f"the table lacks {-(pc.sum(left[DIFF]).as_py())} rows that should be deleted, "
                     f"such as {left.slice(0, 1).drop_columns([DIFF]).to_pylist()[0]}: it does not "
                     "equal the object's contents. Drop the sink, remove the table, and create the "
                     "sink again"

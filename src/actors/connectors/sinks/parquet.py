@@ -159,8 +159,8 @@ class ParquetSink:
                 self._storage.tidy(MANIFESTS)
                 return
         raise SourceUnreachable(
-            f"{self._storage.where}: others opened it {_ATTEMPTS_MAX} times while it was being "
-            "opened"
+            f"{self._storage.where}: other writers opened it {_ATTEMPTS_MAX} times while it was "
+            "being opened"
         )
 
     def _newest(self) -> BatchManifest | None:
@@ -180,7 +180,7 @@ class ParquetSink:
         path = f"{self._storage.where}/{name}"
         document = self._storage.read(name)
         if document is None:
-            raise StorageError(f"{path} was removed while it was read", determinate=True)
+            raise StorageError(f"{path} was removed while it was being read", determinate=True)
         try:
             found = msgspec.json.decode(document.data, type=BatchManifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -192,8 +192,8 @@ class ParquetSink:
             )
         if found.schema != self._schema.columns or found.holds != self._holds:
             raise InvalidUsage(
-                f"{self._storage.where} contains {found.holds} with other columns or of another "
-                "kind than the sink writes: choose another folder"
+                f"{self._storage.where} contains {found.holds} with different columns or of a "
+                "different kind than the sink writes: choose another folder"
             )
         return found
 

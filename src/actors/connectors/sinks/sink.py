@@ -15,7 +15,7 @@ Rules:
   where a row may occur in several pieces.
 - Uncommitted files are removed by `open`, or left where no reader sees them.
 - If two writers write the same sink, one of them gets `WriterFenced`.
-- An error that may go away by itself is `SourceUnreachable` (from `sources.source`): the sink is
+- An error that may go away on its own is `SourceUnreachable` (from `sources.source`): the sink is
   reopened with backoff. Nothing blocks the event loop, and every wait can be cancelled.
 - After any error a sink is only closed; the caller makes a new one.
 """

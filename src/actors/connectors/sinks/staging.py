@@ -253,7 +253,7 @@ class BucketStaging(_FileStaging):
         self._staged.append(name)
         self._calls().upload(name, path, size, self._stopped)
         with as_storage_errors(f"remove {path}"):
-            # Removed at once, so that the disk contains only the files being written.
+            # Removed immediately, so that the disk contains only the files being written.
             path.unlink()
 
     @contextmanager

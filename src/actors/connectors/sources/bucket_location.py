@@ -258,7 +258,9 @@ class BucketLocation:
         for start in range(0, file.size, PIECE_BYTES):
             data = await store.piece(of, start, min(start + PIECE_BYTES, file.size))
             if data is None:
-                raise SourceUnreachable(f"{file.path} changed while it was read", _NEVER_AGAIN)
+                raise SourceUnreachable(
+                    f"{file.path} changed while it was being read", _NEVER_AGAIN
+                )
             await self._to_its_end(lambda: _append(to, data))  # noqa: B023 - done in this round
 
     async def _to_its_end(self, function: Callable[[], object]) -> None:

@@ -438,7 +438,7 @@ def _as_stored(
     for column in keep.columns:
         if not column.nullable and rows.column(column.name).null_count:
             where = ""
-            # The engine may return rows in another order than the file's.
+            # The engine may return rows in a different order than the file's.
             if rows_before is not None:
                 first = pc.index(pc.is_null(rows.column(column.name)), True).as_py()
                 where = f" in row {rows_before + first + 1}"

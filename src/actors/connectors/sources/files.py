@@ -1,13 +1,13 @@
 """Ingests the files of a folder or of a path in a bucket: each new file once, as a whole, in order.
 
 Theory of operation. The source scans its folder, reads the new files in order, as many at a time as
-`batch_files_max` and `batch_bytes_max` allow, and returns a mark. The position contains which files
+`batch_files_max` and `batch_bytes_max` allow, and returns a mark. The position records which files
 were ingested (`file_listing`, `object_listing`). It becomes durable together with their rows, so
 each file is in the table exactly once, no matter when the service crashes.
 
 Rules for the folder, and likewise for a bucket:
 - Files are renamed into the folder when complete, and not written again. A batch with a file that
-  changed while it was read is discarded and read again.
+  changed while it was being read is discarded and read again.
 - A file that appears too late, or changed after it was ingested, is not ingested. It is reported as
   a warning (`SourceLag.notes`).
 - At a malformed file, the source stops (`MalformedFile`, which names the file). Files before it are
@@ -302,7 +302,7 @@ class FilesSource:
         other = await self._location.find_changed(self._batch)
         if other is not None:
             raise SourceUnreachable(
-                f"{other} changed while it was read",
+                f"{other} changed while it was being read",
                 "write files elsewhere, or under a name that starts with _, and rename them when "
                 "complete",
             )

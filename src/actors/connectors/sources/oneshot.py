@@ -130,7 +130,7 @@ class OneshotCopy:
         if manifest.version != VERSION:
             raise InvalidUsage(f"{found}, written by another release (version {manifest.version})")
         if request.format != manifest.format:
-            raise InvalidUsage(f"{found} as {manifest.format}, not {request.format}")
+            raise InvalidUsage(f"{found} in format {manifest.format}: expected {request.format}")
         if request.options or request.columns or request.pattern != "*":
             raise InvalidUsage(
                 f"{found}, which is read in full and as it was written: remove options, columns "
@@ -207,7 +207,7 @@ class OneshotCopy:
         # At the end: a file that changed after it was listed may have been read in two versions.
         other = await self._location.find_changed(self._files)
         if other is not None:
-            raise SourceUnreachable(f"{other} changed while it was copied: copy again")
+            raise SourceUnreachable(f"{other} changed while it was being copied: copy again")
 
     async def _named(
         self, reader: LocationReader, batch: Sequence[FoundFile], error: MalformedFile

@@ -242,7 +242,7 @@ class GroupShape(NamedTuple):
 
     def batch_rows(self, bound: DecodingBound) -> int:
         """Return how many rows to decode at a time."""
-        # Fewer rows do not help against a page that is large by itself.
+        # Fewer rows do not help against a page that is large on its own.
         target = max(min(BATCH_BYTES, bound.bytes_max // 4), 4 * self.resident)
         target = min(target, bound.bytes_max - self.resident)
         rows = BATCH_ROWS

@@ -435,8 +435,8 @@ class PostgresSource:
             if now >= due:
                 await self._in_time(self._look())
                 continue
-            # Wait only after `SourceIdle`, so that the ingest task learns at once that nothing is
-            # pending.
+            # Wait only after `SourceIdle`, so that the ingest task learns immediately that nothing
+            # is pending.
             wait_s = min(_IDLE_WAIT_S, (due - now) / 1000) if self._idle else 0.0
             self._give(await stream.next(wait_s))
             if not self._ready and not self._unsure:
@@ -530,7 +530,7 @@ class PostgresSource:
         hint = error.server_hint
         if error.sqlstate == _IN_USE:
             hint = (
-                "another reader uses the slot; a previous reader of this source ends by itself "
+                "another reader uses the slot; a previous reader of this source ends on its own "
                 "after wal_sender_timeout"
             )
         elif "publication" in str(error) and "does not exist" in str(error):

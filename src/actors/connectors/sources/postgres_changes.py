@@ -179,7 +179,7 @@ class DecodedChanges:
         return self._mark(lsn, None)
 
     def keep_export(self, export: str, found: TableContinues) -> None:
-        """Note the verdict that a table still matches the catalog."""
+        """Record the verdict that a table still matches the catalog."""
         if found.fingerprint.strict:
             self._listed[export] = found.all_names
 
@@ -433,7 +433,7 @@ class DecodedChanges:
 
 def _check_old(bound: _Bound, tags: ByteValues, marks: ByteValues) -> None:
     """Raise `_Column` if a change lacks the complete old row that identity FULL requires. A
-    partition may have another identity than its table."""
+    partition may have a different identity than its table."""
     if bound.relation.identity != "f":
         return
     if bool(((tags != pgoutput.INSERT) & (marks != pgoutput.OLD)).any()):

@@ -7,15 +7,15 @@ with its state when the table was filled or last checked (`judge`). The rules:
 
 - Columns are bound by number, at the snapshot that fills them. (Columns that are added to an export
   later are bound at the snapshot that reads their values.) As long as no `pg_attribute` row of a
-  bound column is rewritten, names in the stream identify columns. Once one was (a default, NOT
-  NULL, a rename and a rename back), names are trusted only if the stream lists all original columns
-  exactly as the catalog does, in its order.
+  bound column is rewritten, names in the stream identify columns. Once such a row is rewritten (a
+  new default, NOT NULL, a rename and a rename back), names are trusted only if the stream lists all
+  original columns exactly as the catalog does, in its order.
 - If a bound column is dropped, renamed or changes its type, its table fails.
 - If rows change in a way that the stream does not report, the table is refilled from a separate
   snapshot. Examples: a partition that is detached, emptied, or attached with rows; a rewrite
   together with an altered column; a renamed enum label; changes that the publication may have left
   out.
-- In doubt, assume that it changed.
+- In doubt, a table counts as changed.
 
 A source's position consists of the server, an LSN, and the filled tables, each with the fingerprint
 that it is compared with (`write_position`).

@@ -52,7 +52,7 @@ def fitting_decimal(seen: SeenNumbers) -> str | None:
     # In PostgreSQL's order the infinities are at both ends, and NaN is above everything.
     if spare < 0 or seen.greatest in ("NaN", "Infinity") or seen.least == "-Infinity":
         return None
-    # Use another scale than the default only if the values need it.
+    # Use a scale other than the default only if the values need it.
     scale = _SCALE
     whole = DECIMAL_DIGITS_MAX - scale
     if seen.after + _SPARE_DIGITS_MIN > scale or seen.whole + _SPARE_DIGITS_MIN > whole:

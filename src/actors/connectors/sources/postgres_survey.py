@@ -285,7 +285,7 @@ def check_slot(health: ServerHealth, name: str, config: PostgresConfig, lsn: int
     if slot.active_pid:
         raise SourceUnreachable(
             f"slot {name} is in use by process {slot.active_pid} of the server",
-            "that process ends by itself after wal_sender_timeout; otherwise terminate it, or "
+            "that process ends on its own after wal_sender_timeout; otherwise terminate it, or "
             "choose another slot name for this source",
         )
 

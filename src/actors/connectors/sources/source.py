@@ -23,9 +23,9 @@ Rules:
   these and `SourceRows`: rows returned since the last mark are among those replaced or removed.
 - `taken` is called once a position is durable. Only then may the external system discard what comes
   before it.
-- An error that may go away by itself (`SourceUnreachable`) ends the source, and it is reopened with
-  backoff. A permanent error of one export (a dropped column, a value that cannot be represented) is
-  `ExportFailed`: that export fails, and the others continue.
+- An error that may go away on its own (`SourceUnreachable`) ends the source, and it is reopened
+  with backoff. A permanent error of one export (a dropped column, a value that cannot be
+  represented) is `ExportFailed`: that export fails, and the others continue.
 - Nothing blocks the event loop, every wait can be cancelled, and `close` is always called.
 """
 
@@ -68,7 +68,7 @@ async def no_engine(job: Job) -> Answer:
 
 
 class ConnectorContext(NamedTuple):
-    """Everything that a source needs besides its configuration."""
+    """Everything that a source needs in addition to its configuration."""
 
     clock: ActorClock
     settings: Settings

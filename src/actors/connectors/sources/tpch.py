@@ -398,7 +398,7 @@ class TpchSeries:
         found = {name: _Table(self._folder / f"{name}.parquet", name) for name in tables}
         if "orders" in found and found["orders"].rows != self._orders:
             raise InvalidUsage(
-                f"{TOOL} made {found['orders'].rows} orders at scale {self._config.scale}, "
+                f"{TOOL} generated {found['orders'].rows} orders at scale {self._config.scale}, "
                 f"expected {self._orders}: choose a scale with three digits"
             )
         return found

@@ -470,7 +470,7 @@ class WalSource:
             await self._taken.wait()
 
     async def taken(self, position: str) -> None:
-        """Note a durable position, and report it to the acceptors if `feedback` is on."""
+        """Record a durable position, and report it to the acceptors if `feedback` is on."""
         self._taken_lsn = read_position(position, self._config).at
         self._taken.set()
         self._consume()

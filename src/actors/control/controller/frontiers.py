@@ -82,8 +82,8 @@ class ObjectFrontiers:
         return news
 
     def missing_since(self, table: CatalogObject, upper: Frontier) -> Time:
-        """Return the time since which an object sealed below `upper` lacks a change of the table.
-        For a source's table, which also advances without changes, that is `upper` itself."""
+        """Return the time of the first change of the table that an object sealed below `upper` does
+        not include. For a source's table, which also advances without changes, that is `upper`."""
         place = bisect.bisect_right(self._moves, upper)
         if table.kind != TABLE or place in (0, len(self._moves)):
             return upper  # the advance may be older than those remembered
@@ -92,7 +92,7 @@ class ObjectFrontiers:
         return self._moves[place] - 1
 
     def report(self, report: Frontiers) -> bool:
-        """Take a replica's report of frontiers. Return whether the object's upper advanced."""
+        """Process a replica's report of frontiers. Return whether the object's upper advanced."""
         known = self._uppers.get(report.id)
         if known is None or report.write is None or report.write <= known:
             return False
@@ -100,7 +100,7 @@ class ObjectFrontiers:
         return True
 
     def sealed(self, id_: ObjectId, upper: Frontier) -> bool:
-        """Take the upper of a source, a source's table, or a sink. Return whether it advanced."""
+        """Record the upper of a source, a source's table, or a sink. Return whether it advanced."""
         known = self._uppers.get(id_)
         if known is None or upper <= known:
             return False

@@ -97,12 +97,12 @@ class MaintenanceTask(Actor[_Message]):
         """Shards that grew, in the order in which they first did; maintained and removed one by
         one."""
         self._kept: dict[ShardId, None] = {}
-        """Shards whose space is to be reclaimed, whether they grew or not; refilled every
+        """Shards whose space will be reclaimed, whether they grew or not; refilled every
         `reclaim_ms`."""
         self._grown_last = False
         """True if the last maintained shard was one that grew: the others have their turn next."""
         self._running: str | None = None
-        """Description of the running work, for display; None if idle."""
+        """Readable description of the running work; None if idle."""
         # The first collection of a process only lists orphans; a later one removes what an earlier
         # process left.
         self._orphans_due = True

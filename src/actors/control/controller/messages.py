@@ -56,7 +56,7 @@ class BytesDelivered(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionClosed(msgspec.Struct, frozen=True, gc=False):
-    """The session has stopped: its requests are to be ended."""
+    """The session has stopped: end its requests."""
 
     session: str
 
@@ -155,7 +155,7 @@ class ArrangeTable(msgspec.Struct, frozen=True, gc=False):
 
 
 class AlterTable(msgspec.Struct, frozen=True, gc=False):
-    """Give a table another schema: `work` makes it durable between two writes, and its result is
+    """Change a table's schema: `work` makes it durable between two writes, and its result is
     the answer. Later writes are fitted to the columns of `target`."""
 
     target: TableTarget

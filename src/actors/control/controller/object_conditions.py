@@ -37,7 +37,7 @@ class ObjectCondition(msgspec.Struct, frozen=True, gc=False):
 def note_report(
     state: ControllerState, entry: CatalogObject, word: str, reason: str, hint: str = ""
 ) -> None:
-    """Take an object's report of its state."""
+    """Process an object's report of its state."""
     upper = state.frontiers.upper(entry)
     change = state.faults.report(entry.id, word, reason, upper, state.ctx.now_ms(), hint)
     _log(state, entry, change)

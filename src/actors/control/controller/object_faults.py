@@ -69,7 +69,8 @@ class ObjectFaults:
     def report(
         self, id_: ObjectId, state: str, reason: str, upper: Frontier, now_ms: Time, hint: str = ""
     ) -> FaultChange | None:
-        """Take an object's report of its state and its upper. Return the change that it causes."""
+        """Process an object's report of its state and its upper. Return the change that it
+        causes."""
         known = self._faults.get(id_)
         if known is not None and known.state == QUARANTINED:
             return None

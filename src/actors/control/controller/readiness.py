@@ -30,7 +30,7 @@ CHECK_TIMEOUT_MS: Final = 2_000
 FRESH_MS: Final = 500
 
 TEXT_MAX: Final = 500
-"""Most characters of one component's text."""
+"""Maximum number of characters of one component's text."""
 
 
 class ComponentReadiness(msgspec.Struct, frozen=True):

@@ -174,7 +174,7 @@ class ControllerState:
             )
 
     def waiting_for(self, entry: CatalogObject) -> str:
-        """Return why a read of the object waits, for display."""
+        """Return the reason why a read of the object waits, as readable text."""
         status = self.frontiers.status(entry.id)
         state = "" if status is None else f"; it is {status.state} {status.text}".rstrip()
         upper = self.frontiers.upper(entry)

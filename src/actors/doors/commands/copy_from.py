@@ -57,21 +57,21 @@ def copy_from(
     ] = None,
     pattern: Annotated[str, typer.Option(help="Pattern for file names in a folder.")] = "*",
     recursive: Annotated[
-        bool, typer.Option("--recursive", help="Also reads the folders within the folder.")
+        bool, typer.Option("--recursive", help="Also read the folders within the folder.")
     ] = False,
     uuid: Annotated[
         str | None,
         typer.Option(help="Id of the copy: a completed copy of this id is not repeated."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Prints no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints the result as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Copies files into a table, atomically: all their rows at a single timestamp, or none.
+    """Copy files into a table, atomically.
 
-    The service reads the files from its source_dirs, as Spark does. Columns missing from the files
-    are NULL. Progress goes to stderr. An interrupt while files are being read cancels the copy. The
-    exit status is 2 if nothing was copied, or if the outcome is unknown: then run the command again
-    with the same --uuid.
+    Either all rows are added, at a single timestamp, or none. The service reads the files from its
+    source_dirs, as Spark does. Columns missing from the files are NULL. Progress goes to stderr. An
+    interrupt while files are being read cancels the copy. The exit status is 2 if nothing was
+    copied, or if the outcome is unknown: then run the command again with the same --uuid.
     """
     if kind not in FORMATS:
         raise BadSettings(f"invalid --format {kind!r}: expected one of {', '.join(FORMATS)}")
@@ -143,7 +143,7 @@ class CopyProgressLine:
 
 
 def copy_progress_text(progress: CopyFromProgress) -> str:
-    """Format a copy's progress for display."""
+    """Format a copy's progress as readable text."""
     return (
         f"{progress.files_done} of {progress.files} files, {progress.bytes_done / MIB:.1f} of "
         f"{progress.bytes / MIB:.1f} MiB read; {progress.rows} rows staged"
@@ -165,10 +165,11 @@ def insert(
         Path, typer.Argument(help="File of JSON objects, one per line; -: standard input.")
     ] = STDIN,
 ) -> None:
-    """Inserts rows from JSON lines, in the form that `peek --json` and copies write.
+    """Insert rows from JSON lines into a table.
 
-    Dates and times are ISO 8601, binary values are base64, "NaN" is a float and a map is an object.
-    Every 10,000 lines are one atomic write. If a write fails, the earlier ones stay.
+    The format is the one that `peek --json` and JSON copies write. Dates and times are written in
+    ISO 8601, binary values in base64, a float that is not a number as "NaN", and maps as objects.
+    Rows are written atomically in batches of 10,000 lines. If a batch fails, the earlier ones stay.
     """
     if file == STDIN:
         rows, time = with_client(target, lambda client: _insert(client, name, sys.stdin.buffer))

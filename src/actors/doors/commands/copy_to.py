@@ -48,14 +48,14 @@ def copy_to(
         int, typer.Option(help="Approximate maximum size of a file, in bytes.", min=1)
     ] = 256 << 20,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replaces an existing copy.")
+        bool, typer.Option("--overwrite", help="Replace an existing copy.")
     ] = False,
     deadline: Annotated[
         float | None, typer.Option(help="Seconds after which the copy is canceled.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints the result as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Copies a table or view, as of a single timestamp, into files.
+    """Copy a table or view into files, as of a single timestamp.
 
     The service writes the files below its copy_dir or into one of its copy_buckets. It writes a
     manifest last: a copy without a manifest is incomplete. An interrupt cancels the copy.
@@ -95,7 +95,7 @@ def _show(progress: CopyProgressed) -> None:
 
 
 def progress_text(progress: CopyProgressed) -> str:
-    """Format a copy's progress for display."""
+    """Format a copy's progress as readable text."""
     if not progress.parts_total:
         return "waiting until its timestamp is sealed"
     mib = 1 << 20
@@ -117,25 +117,25 @@ def subscribe(
     as_of: Annotated[
         int | None, typer.Option(help="Timestamp of the snapshot; later changes follow.")
     ] = None,
-    up_to: Annotated[int | None, typer.Option(help="Ends before this timestamp.")] = None,
+    up_to: Annotated[int | None, typer.Option(help="End before this timestamp.")] = None,
     resume: Annotated[
-        int | None, typer.Option(help="Resumes from this frontier, without a snapshot.")
+        int | None, typer.Option(help="Resume from this frontier, without a snapshot.")
     ] = None,
     progress: Annotated[
         bool,
         typer.Option(
-            "--progress", help="Also prints the frontier below which every change was printed."
+            "--progress", help="Also print the frontier below which every change was printed."
         ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Prints one JSON object per change.")
+        bool, typer.Option("--json", help="Print one JSON object per change.")
     ] = False,
 ) -> None:
-    """Prints the changes of a table or view as they happen, until it is interrupted.
+    """Print the changes of a table or view as they happen.
 
-    Each line has the change's timestamp and its diff: how many copies of the row were added or, if
-    negative, removed. At the end the frontier to resume from is printed on stderr: `--resume`
-    continues there without gap or repeat.
+    The command runs until it is interrupted. Each line has the change's timestamp and its diff: how
+    many copies of the row were added or, if negative, removed. At the end the command prints the
+    frontier to resume from on stderr. Pass it to `--resume` to continue without gaps or duplicates.
     """
     given: dict[str, Any] = {
         "from_": resume,
@@ -213,7 +213,7 @@ class SubscribePrinter:
             self._settled.set()
 
     def done(self, change: ChangeBatch) -> None:
-        """Note that a change was printed in full."""
+        """Record that a change was printed in full."""
         self._partial = change.partial
         if not change.partial:
             self.upper = change.upper

@@ -33,16 +33,16 @@ def status(
     seconds: Annotated[
         float, typer.Argument(min=0.05, help="With --watch: seconds between refreshes.")
     ] = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Refreshes repeatedly, until SIGINT.")
+        bool, typer.Option("--watch", help="Refresh repeatedly, until SIGINT.")
     ] = False,
 ) -> None:
-    """Shows every table, view and index of a running service, with frontiers and lag.
+    """Show the tables, views and indexes of a running service.
 
-    With --watch also shows the service's current activity: connections, reads, steps per second,
-    parts in flight, reconciliations, errors. A terminal is refreshed in place; other output gets
-    one block after another.
+    Each is shown with its frontiers and its lag. --watch also shows the service's current activity:
+    connections, reads, steps per second, parts in flight, reconciliations, errors. On a terminal it
+    refreshes the display in place; otherwise it prints a new block each time.
     """
     from actors.doors.commands.status import object_lines
 
@@ -106,11 +106,9 @@ def peek(
     ] = "",
     limit: Annotated[int | None, typer.Option(min=0, help="Maximum number of rows.")] = None,
     offset: Annotated[int, typer.Option(min=0, help="Number of rows to skip first.")] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Prints one JSON object per row.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")] = False,
 ) -> None:
-    """Prints rows of a table or view, tab-separated, as they arrive.
+    """Print rows of a table or view, tab-separated, as they arrive.
 
     The service's relations about itself can be read in the same way. `penstock relations` lists
     them, and so does `penstock peek penstock`.
@@ -180,7 +178,10 @@ def parse_condition(text: str, schema: TableSchema | None) -> tuple[Any, ...]:
 
 @service_command
 def relations(target: ServiceTarget) -> None:
-    """Lists the relations that describe a running service; read them with `penstock peek`."""
+    """List the relations that describe a running service.
+
+    Read them with `penstock peek`.
+    """
     options: dict[str, Any] = {"columns": ["name", "kept_by", "text"]}
     with_client(
         target, lambda client: _peek(client, "penstock.relations", None, [], options, as_json=False)
@@ -193,9 +194,12 @@ def actors(
     interval: Annotated[
         float, typer.Option(min=0.01, help="Seconds over which rates are measured.")
     ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Shows each actor of a running service: its current task, its queue and how busy it is."""
+    """Show the actors of a running service.
+
+    Each is shown with its current task, its queue and how busy it is.
+    """
     rows = with_client(target, lambda client: _actors(client, interval))
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -236,12 +240,15 @@ async def _actors(client: Client, interval: float) -> list[dict[str, Any]]:
 def replicas(
     target: ServiceTarget,
     add: Annotated[
-        str, typer.Option(help="Adds a replica: NAME, or NAME=ADDRESS of a replica process.")
+        str, typer.Option(help="Add a replica: NAME, or NAME=ADDRESS of a replica process.")
     ] = "",
-    drop: Annotated[str, typer.Option(help="Drops the replica of this name.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
+    drop: Annotated[str, typer.Option(help="Drop the replica of this name.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Shows the replicas of a running service, or adds or drops one permanently."""
+    """Show the replicas of a running service, or add or drop one.
+
+    The change is permanent: it survives a restart.
+    """
     report = with_client(target, lambda client: client.replicas(add=add, drop=drop))
     found = _builtins(report.replicas)
     if as_json:
@@ -259,13 +266,18 @@ def replicas(
 @service_command
 def sessions(
     target: ServiceTarget,
-    end: Annotated[int, typer.Option(help="Ends the session with this number.")] = 0,
-    cancel: Annotated[
-        int, typer.Option(help="Cancels the running statement of the session with this number.")
+    end: Annotated[
+        int, typer.Option(help="End the session with this number.", show_default=False)
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
+    cancel: Annotated[
+        int, typer.Option(help="Cancel the running statement of the session with this number.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Shows the open sessions of all client protocols, ends one, or cancels its statement."""
+    """Show open sessions, end one, or cancel its statement.
+
+    The list contains the sessions of all client protocols.
+    """
     found = with_client(target, lambda client: _sessions(client, end, cancel))
     if as_json:
         print(json.dumps(found, indent=2))
@@ -288,7 +300,7 @@ async def _sessions(client: Client, end: int, cancel: int) -> list[dict[str, Any
     return found
 
 
-source = typer.Typer(help="Manages external resources of dropped sources.", no_args_is_help=True)
+source = typer.Typer(help="Manage external resources of dropped sources.", no_args_is_help=True)
 
 
 @source.command("forget")
@@ -296,7 +308,10 @@ source = typer.Typer(help="Manages external resources of dropped sources.", no_a
 def forget_source(
     target: ServiceTarget, name: Annotated[str, typer.Argument(help="The dropped source's name.")]
 ) -> None:
-    """Stops trying to remove a dropped source's external resource, such as a replication slot."""
+    """Stop trying to remove a dropped source's external resource.
+
+    An example of such a resource is a replication slot.
+    """
     kept = with_client(target, lambda client: client.forget_source(name))
     print(f"gave up removing {kept}: remove it by hand in the external system")
 
@@ -308,7 +323,7 @@ def tracing(
         float | None, typer.Option(help="Share of new traces to sample, from 0 to 1.")
     ] = None,
 ) -> None:
-    """Shows or sets the share of new traces that a running service samples."""
+    """Show or set the share of new traces that are sampled."""
     report = with_client(target, lambda client: client.tracing(ratio))
     if report.exporting:
         print(f"sampling ratio of new traces: {report.ratio:g}")
@@ -319,15 +334,20 @@ def tracing(
 def trace(
     file: Annotated[Path, typer.Argument(help="OTLP JSON lines, as --trace-file writes them.")],
     trace_id: Annotated[
-        str, typer.Option("--id", help="Only the trace whose id starts with this.")
+        str, typer.Option("--id", help="Show only the trace whose id starts with this.")
     ] = "",
     search: Annotated[
         str,
-        typer.Option("--search", help="Only traces with NAME=VALUE, e.g. penstock.dataflow=u3."),
+        typer.Option(
+            "--search", help="Show only traces with NAME=VALUE, e.g. penstock.dataflow=u3."
+        ),
     ] = "",
     last: Annotated[int, typer.Option(help="Number of newest traces to show.", min=1)] = 5,
 ) -> None:
-    """Draws recorded traces as trees of spans, with times, durations and linked traces."""
+    """Draw recorded traces as trees of spans.
+
+    Each span is shown with its start, its duration and its linked traces.
+    """
     set_up_logging("warning")
     from actors.runtime.tracing.span_tree import draw, load_traces
 
@@ -340,7 +360,10 @@ def explain(
     target: ServiceTarget,
     view: Annotated[str, typer.Argument(help="Name of a view.")],
 ) -> None:
-    """Shows how a view is maintained: its plan and, if it is recomputed, why."""
+    """Show how a view is maintained.
+
+    Prints the plan and, if the view is recomputed, the reason.
+    """
     print(with_client(target, lambda client: client.explain(view)))
 
 
@@ -355,13 +378,12 @@ def query(
     deadline_ms: Annotated[
         int | None, typer.Option(help="Milliseconds after which the query fails.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Prints one JSON object per row.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")] = False,
 ) -> None:
-    """Prints the rows of a query over tables and views, all read at the same timestamp.
+    """Print the rows of a query over tables and views.
 
-    Plain reads of one object are served from an index or a shard; Spark runs all other queries.
+    All objects are read at the same timestamp. Plain reads of one object are served from an index
+    or a shard; Spark runs all other queries.
     """
     with_client(
         target,

@@ -1,4 +1,4 @@
-"""Formats reports about shards, as JSON and as lines for display. Pure."""
+"""Formats reports about shards, as JSON and as readable lines. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN_MAX: Final = 200
 
 
 def size_text(count: int) -> str:
-    """Format a number of bytes for display.
+    """Format a number of bytes in readable units.
 
     >>> size_text(2048), size_text(12)
     ('2.0 KiB', '12 B')

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 shard = typer.Typer(
-    help="Inspects and maintains shards, which hold all durable data. Safe alongside a service.",
+    help="Inspect and maintain shards, which hold all durable data. Safe alongside a service.",
     no_args_is_help=True,
 )
 
 
-Json = Annotated[bool, typer.Option("--json", help="Prints JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(help="A shard's id, or the name of a table or view.")]
 
 
@@ -71,7 +71,7 @@ async def _found(attached: AttachedClient, name: str) -> str:
 @shard.command("list")
 @stands_on_stores
 def list_shards(stores: CommandStores, as_json: Json = False) -> None:
-    """Shows every shard: its object, its frontiers, its parts and their size.
+    """Show every shard with its object, frontiers, parts and size.
 
     Times are milliseconds since 1970. An empty upper means that the shard is complete: nothing will
     be appended to it any more.
@@ -104,7 +104,10 @@ def list_shards(stores: CommandStores, as_json: Json = False) -> None:
 @shard.command("inspect")
 @stands_on_stores
 def inspect_shard(stores: CommandStores, name: Name, as_json: Json = False) -> None:
-    """Shows a shard's document in full: its batches and parts, holds, leases and writers."""
+    """Show a shard's document in full.
+
+    It contains the shard's batches and parts, holds, leases and writers.
+    """
     from actors.doors.commands.shard_reports import detail_lines, shard_details
     from actors.durable.persist.documents import size_of
     from actors.durable.persist.shard import shard_key
@@ -129,10 +132,11 @@ def inspect_shard(stores: CommandStores, name: Name, as_json: Json = False) -> N
 @shard.command("compact")
 @stands_on_stores
 def compact_shard(stores: CommandStores, name: Name) -> None:
-    """Merges all batches of a shard, and advances times as far as its since allows.
+    """Merge all batches of a shard.
 
-    The service deletes the replaced blobs once nothing reads them; without a service,
-    `penstock shard gc` does. The exit status is 2 if there is nothing to compact.
+    Times are advanced as far as the shard's since allows. The service deletes the replaced blobs
+    once nothing reads them; without a service, `penstock shard gc` does. The exit status is 2 if
+    there is nothing to compact.
     """
 
     from actors.doors.commands.shard_reports import size_text
@@ -162,7 +166,7 @@ def compact_shard(stores: CommandStores, name: Name) -> None:
 def collect(
     stores: CommandStores,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Lists what would be deleted, but deletes nothing.")
+        bool, typer.Option("--dry-run", help="List what would be deleted, but delete nothing.")
     ] = False,
     grace_ms: Annotated[
         int | None,
@@ -174,12 +178,13 @@ def collect(
         ),
     ] = None,
 ) -> None:
-    """Deletes unneeded blobs: those that compaction replaced, and orphans that no shard names.
+    """Delete blobs that are no longer needed.
 
-    On a state directory, run it only while no service runs there: the service deletes such blobs
-    itself and knows which are still read. Stores given by URL may have other users: there a blob is
-    deleted only if it is an orphan in two checks, the grace period apart. With --dry-run it changes
-    nothing and is always safe.
+    These are blobs that compaction replaced, and orphans that no shard names. On a state directory,
+    run it only while no service runs there: the service deletes such blobs itself and knows which
+    are still read. Stores given by URL may have other users: there a blob is deleted only if it is
+    an orphan in two checks, the grace period apart. With --dry-run it changes nothing and is always
+    safe.
     """
     from msgspec.structs import replace
 
@@ -232,7 +237,7 @@ def release(
         str, typer.Argument(help="The consumer's name, from the stream's option `consumer`.")
     ],
 ) -> None:
-    """Releases the durable hold of a consumer that will not resume.
+    """Release the durable hold of a consumer that will not resume.
 
     Until then the shard keeps every change since the consumer's offset, however old.
     """
@@ -291,11 +296,12 @@ def verify_shards(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Reads every part and compares it with its shard's document; exit status 1 on a fault.
+    """Read every part and compare it with its shard's document.
 
-    Verifies checksums, columns, row counts, times and diffs, and that every named blob exists. Each
-    fault is reported with its shard, batch and part. Unreferenced blobs are counted as well, but
-    are not faults (`penstock shard gc --dry-run` lists them).
+    The exit status is 1 if there is a fault. Verifies checksums, columns, row counts, times and
+    diffs, and that every named blob exists. Each fault is reported with its shard, batch and part.
+    Unreferenced blobs are counted as well, but are not faults (`penstock shard gc --dry-run` lists
+    them).
     """
     from actors.doors.commands.shard_reports import verified_lines
     from actors.durable.persist.verify import verify

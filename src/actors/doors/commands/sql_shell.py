@@ -58,7 +58,10 @@ def sql(
         typer.Option("-f", "--file", help="File of statements to run; -: standard input."),
     ] = None,
 ) -> None:
-    """Runs SQL statements, or a shell with history and completion (\\? lists its commands)."""
+    """Run SQL statements, or start an interactive shell.
+
+    The shell has history and completion; \\? lists its commands.
+    """
     texts = [*(command or ()), *(_read(path) for path in file or ())]
     failed = run_loop(lambda: _run(target, texts))
     if failed:

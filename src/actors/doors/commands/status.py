@@ -113,7 +113,7 @@ def object_lines(objects: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def index_size(found: dict[str, Any]) -> str:
-    """Format the size of an index in the workers for display; "" if it has no rows."""
+    """Format the size of an index in the workers as readable text; "" if it has no rows."""
     if not found["held_rows"]:
         return ""
     return (

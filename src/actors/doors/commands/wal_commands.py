@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.wal")
 
 wal = typer.Typer(
-    help="Runs and inspects the acceptors of the write-ahead log.",
+    help="Run and inspect the acceptors of the write-ahead log.",
     no_args_is_help=True,
 )
 
@@ -80,11 +80,12 @@ def serve(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")] = None,
     log_level: LogLevel = "info",
 ) -> None:
-    """Runs one acceptor until SIGINT or SIGTERM. Proposers push logs to it; readers read them.
+    """Run one acceptor until SIGINT or SIGTERM.
 
-    The first line printed is the address, the last one `ready`. Acknowledged data is always on
-    disk. A port that other machines can reach needs TLS and tokens
-    (docs/guides/tls-and-tokens.md); clients send the token as their PostgreSQL password.
+    Proposers push logs to it, and readers read them. The first line printed is the address, the
+    last one `ready`. Acknowledged data is always on disk. A port that other machines can reach
+    needs TLS and tokens (docs/guides/tls-and-tokens.md); clients send the token as their PostgreSQL
+    password.
     """
     set_up_logging(log_level)
     flags = {
@@ -235,10 +236,11 @@ def status(
     tls_certificate: Certificate = None,
     tls_key: Key = None,
     tls_authority: Authority = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Shows the progress of a timeline on a running acceptor, or of all timelines in a folder.
+    """Show the progress of timelines.
 
+    With --connect, show one timeline on a running acceptor; with --dir, all timelines in a folder.
     A running acceptor reports what is durable and committed right now, and which proposers are
     connected to it (receivers). The control files in a folder lag behind that. The exit status is 2
     if there is no such timeline.
@@ -284,18 +286,18 @@ def inspect(
     blob_url: Annotated[
         str | None,
         typer.Option(
-            "--blob-url", help="Reads the segment from this store (the acceptor's wal_blob_url)."
+            "--blob-url", help="Read the segment from this store (the acceptor's wal_blob_url)."
         ),
     ] = None,
     tenant: Annotated[str, typer.Option("--tenant", help="Needed with --blob-url.")] = "",
     timeline: Annotated[str, typer.Option("--timeline", help="Needed with --blob-url.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Shows the contents of a segment: pages, records, and where and why they end.
+    """Show the pages and records of a segment, and where they end.
 
-    The segment is only read. A segment may end within a record or with zeros: that is where its log
-    continues, and not a fault. The exit status is 1 for a file whose first page is zeros, and 2 for
-    a segment that is not in the store.
+    The command only reads the segment. A segment may end within a record or with zeros: that is
+    where its log continues, and not a fault. The exit status is 1 for a file whose first page is
+    zeros, and 2 for a segment that is not in the store.
     """
     import msgspec
 

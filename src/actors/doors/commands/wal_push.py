@@ -36,7 +36,7 @@ def push(
     timeline: Annotated[str, typer.Option(help="32 hexadecimal digits.")],
     after: Annotated[
         str | None,
-        typer.Option(help="Resumes an interrupted run from the LINES@X/X that it printed."),
+        typer.Option(help="Resume an interrupted run from the LINES@X/X that it printed."),
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File with the token in its first line.")
@@ -45,11 +45,12 @@ def push(
     tls_key: Key = None,
     tls_authority: Authority = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the election.")] = ELECT_S,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Prints no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints the result as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Appends changes to a timeline, one per line: {"table": "orders", "row": {...}, "diff": 1}.
+    """Append changes to a timeline.
 
+    Each input line is one change, such as {"table": "orders", "row": {...}, "diff": 1}.
     An acknowledged line is on the disks of a majority of the acceptors. A timeline has one writer:
     a new push ends the previous one. The exit status is 2 if some lines were not acknowledged; then
     LINES@X/X on stderr is the last acknowledged position, from which --after resumes.

@@ -305,7 +305,7 @@ def relay(
         ),
     ] = "",
     create_slot: Annotated[
-        bool, typer.Option("--create-slot", help="Creates the slot if it does not exist.")
+        bool, typer.Option("--create-slot", help="Create the slot if it does not exist.")
     ] = False,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File with the token in its first line.")
@@ -315,17 +315,18 @@ def relay(
     tls_authority: Authority = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the election.")] = ELECT_S,
     every: Annotated[float, typer.Option(help="Seconds between lines of progress.")] = 10.0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Prints no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Prints JSON lines on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines on stdout.")] = False,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Relays a PostgreSQL server's log to acceptors, until SIGINT or SIGTERM.
+    """Relay a PostgreSQL server's log to acceptors.
 
-    To the server the relay is a standby. It reports the position up to which a majority of the
-    acceptors has the log on disk. If synchronous_standby_names contains it, commits wait for the
-    acceptors; its name is the application_name of the DSN, by default penstock. A restarted relay
-    resumes where the acceptors' log ends. A timeline has one writer: a new relay ends the previous
-    one. The role needs REPLICATION.
+    The command runs until SIGINT or SIGTERM. To the server the relay is a standby. It reports the
+    position up to which a majority of the acceptors has the log on disk. If
+    synchronous_standby_names contains it, commits wait for the acceptors; its name is the
+    application_name of the DSN, by default penstock. A restarted relay resumes where the acceptors'
+    log ends. A timeline has one writer: a new relay ends the previous one. The role needs
+    REPLICATION.
     """
     set_up_logging(log_level)
     from actors.doors.commands.wal_push import settings_of, token_of

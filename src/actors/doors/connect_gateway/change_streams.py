@@ -118,5 +118,5 @@ def _check_reach(settings: Settings) -> None:
     if settings.reader_lease_ms != Settings().reader_lease_ms:
         # The data source uses the default, so the service could drop its lease too early.
         raise unsupported(
-            "Streams of changes of Penstock objects require the default of reader_lease_ms."
+            "Streams of changes of Penstock objects require the default value of reader_lease_ms."
         )

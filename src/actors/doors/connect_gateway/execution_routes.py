@@ -108,7 +108,7 @@ _LOST: Final = {
         "CREATE TABLE {name} AS query, or write files to a path."
     ),
     "VIEW": (
-        "CREATE VIEW {name} over other relations than Penstock's: the view would be lost when "
+        "CREATE VIEW {name} over relations other than Penstock's: the view would be lost when "
         "Spark's process ends. Create a temporary view."
     ),
     "FUNCTION": (

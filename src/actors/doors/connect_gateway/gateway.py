@@ -297,7 +297,7 @@ class GatewayCalls:
         # Clients choose the names of sessions, so a name alone proves nothing.
         if found is not None and found.caller.role != caller().role:
             raise AuthenticationFailed(
-                "the session belongs to another role than the token: open a new one"
+                "the session belongs to a different role than the token: open a new one"
             )
         # The session is being released at Spark.
         if found is not None and found.opened is not None and found.opened.ended is not None:
@@ -424,7 +424,7 @@ class GatewayCalls:
             await self._forget(session)
 
     def describe(self) -> str:
-        """Describe the numbers of sessions and operations for display."""
+        """Return the numbers of sessions and operations as readable text."""
         sessions = list(self._sessions)
         operations = [each for session in sessions for each in session.operations.values()]
         left = sum(bool(each.left_ms) and not each.attached for each in operations)

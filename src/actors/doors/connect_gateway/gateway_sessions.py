@@ -302,7 +302,7 @@ class SessionTable:
         return removed
 
     def begin(self, session: GatewaySession, operation_id: str) -> OpenOperation:
-        """Add a new operation. Raises `ResourceBusy`, and `SparkCondition` if its id exists already
+        """Add a new operation. Raises `ResourceBusy`, and `SparkCondition` if its id already exists
         or was already executed."""
         self.check_carried_out(session, operation_id)
         if operation_id in session.operations:

@@ -191,7 +191,7 @@ async def run_job(executor: ActorAddress[ExecutorMessage], job: Job) -> Answer:
     try:
         return await executor.ask(submit)
     except anyio.get_cancelled_exc_class():
-        # Best effort: if this fails, the job ends by itself.
+        # Best effort: if this fails, the job ends on its own.
         with contextlib.suppress(PenstockError):
             executor.send_nowait(CancelJob(job.job_id))
         raise

@@ -346,7 +346,7 @@ class DataflowGraph:
         return f"WITH {parts} ({_bare(dataset.query)}\n)"
 
     def chosen(self, names: Collection[str], *, all_of_them: bool) -> set[str]:
-        """Return the lower-case names of the datasets that a run is to define. Raises
+        """Return the lower-case names of the datasets that a run should define. Raises
         `InvalidUsage` for an unknown name."""
         if all_of_them:
             return set(self._datasets)

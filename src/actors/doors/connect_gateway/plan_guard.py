@@ -33,7 +33,7 @@ _OWN_PLACES: Final[tuple[NameParts, ...]] = ((), ("default",), ("spark_catalog",
 PARSED_MAX: Final = 1_024
 """Maximum number of cached parse results."""
 PARSED_CHARACTERS_MAX: Final = 4_096
-"""Longest text whose parse result is cached."""
+"""Maximum length of a text whose parse result is cached."""
 
 
 class PlanGuard:

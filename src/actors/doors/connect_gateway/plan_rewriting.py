@@ -400,7 +400,7 @@ def statement_of(plan: ProtoMessage) -> str | None:
 
 
 def shown_plan(plan: ProtoMessage) -> str:
-    """Describe a plan for display: its statement, or its kind."""
+    """Return a readable description of a plan: its statement, or its kind."""
     text = statement_of(plan)
     if text is not None:
         return text

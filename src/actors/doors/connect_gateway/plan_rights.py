@@ -138,8 +138,8 @@ def _refused_field(message: ProtoMessage) -> str:
 
 
 def _refused_extension(packed: ProtoMessage) -> str:
-    """Return the reason why an extension is not permitted; "" if it is. Only the context of a
-    pipeline's code is."""
+    """Return the reason why an extension is not permitted; "" if it is. The only permitted
+    extension is the context of a pipeline's code."""
     kind = packed.type_url.rpartition("/")[2]
     if _PIPELINES is None or kind != _PIPELINES.PipelineAnalysisContext.DESCRIPTOR.full_name:
         return f"extension {kind}"

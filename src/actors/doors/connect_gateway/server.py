@@ -114,7 +114,7 @@ async def bind_gateway(settings: Settings) -> BoundGateway:
     security = for_listener("connect_listen", place, settings, "token_file", checks=required)
     server = grpc.aio.server(
         options=_options(settings),
-        # Sessions also make calls besides their operations. gRPC refuses further calls.
+        # Sessions also make calls other than their operations. gRPC refuses further calls.
         maximum_concurrent_rpcs=CALLS_PER_OPERATION
         * (settings.connect_operations_max + settings.connect_sessions_max),
     )
@@ -264,7 +264,7 @@ class ConnectGateway(Actor[GatewayMessage]):
         self.ctx.effect(run, done=lambda _: None, failed=lambda _: None)
 
     def describe(self) -> str:
-        """Describe the open sessions and operations for display."""
+        """Return a readable description of the open sessions and operations."""
         return f"listens on {self._bound.address}; {self._calls.describe()}"
 
 

@@ -131,7 +131,7 @@ def statement_effect(name: str) -> StatementEffect:
 
 def check_fixed(name: str, value: str | None = None) -> None:
     """Raise `InvalidUsage` if clients cannot change a setting, and this is not its value. `value`:
-    None if the setting is to be reset.
+    None if the setting should be reset.
 
     >>> check_fixed("spark.scheduler.pool", "clients")
     >>> check_fixed("spark.sql.variable.substitute", "true")

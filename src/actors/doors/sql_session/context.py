@@ -226,10 +226,11 @@ class SessionContext:
         self.catalog = SessionCatalog(client)
         self.transaction: OpenTransaction | None = None
         self.spark_settings: Mapping[str, str] = {}
-        """The session's Spark settings besides its time zone; replaced by `as_service`."""
+        """The session's Spark settings other than its time zone; replaced by `as_service`."""
         self._written_in: tuple[str, bool] | None = None
-        """Zone in which the text's times are read, and whether sessions in other zones will read
-        the text; None: the session's zone, and no. Set within `written_in`."""
+        """Zone in which the times in the text are read, and whether sessions in other zones will
+        read the text. None means the session's zone, and that only this session reads the text.
+        Set within `written_in`."""
         self.find_places: PlaceFinder | None = None
         """Finds expressions whose meaning in PostgreSQL depends on their types; None if they mean
         what Spark says. Set once, by the connection."""

@@ -184,7 +184,7 @@ async def _alteration(
 ) -> api.AlterObject:
     """Complete an ALTER request from the object's current columns.
 
-    Raises `ObjectExists` for a column that exists already, unless the statement says IF NOT EXISTS.
+    Raises `ObjectExists` for a column that already exists, unless the statement says IF NOT EXISTS.
     """
     found = await _present(context, statement, request.name)
     schema = found.schema or TableSchema(())

@@ -320,7 +320,7 @@ def _is_changing(tokens: Iterable[SqlToken]) -> bool:
 def _moment_literal(context: SessionContext, span: TextSpan) -> str | None:
     """Return a literal for a timestamptz column with its UTC offset.
 
-    None for other expressions, and where Spark reads the literal correctly by itself.
+    None for other expressions, and where Spark itself reads the literal correctly.
     """
     times = context.times
     if times.is_utc or context.dialect is SqlDialect.SPARK:

@@ -296,7 +296,7 @@ def as_merge(
         columns: The columns to insert, in the order of the values.
 
     Raises:
-        InvalidUsage: The table has no PRIMARY KEY, or the clause names other columns than it.
+        InvalidUsage: The table has no PRIMARY KEY, or the clause names other columns.
     """
     _check_target(statement, conflict, schema)
     names = tuple(column.name for column in columns)

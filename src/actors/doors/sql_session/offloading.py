@@ -13,7 +13,7 @@ from typing import TypeVar
 import anyio.to_thread
 
 LOOP_CHARACTERS_MAX = 8_192
-"""Longest statement that is processed on the event loop."""
+"""Maximum length of a statement that is processed on the event loop."""
 
 T = TypeVar("T")
 

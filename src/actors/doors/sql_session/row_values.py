@@ -92,7 +92,7 @@ def literal_value(span: TextSpan, parameters: Sequence[SqlParameter]) -> Any:
     """
     tokens, dialect, count = span.lexed.tokens, span.lexed.dialect, span.last - span.first
     token = tokens[span.first]
-    # Accept only these few forms: any other may mean something else than it seems to.
+    # Accept only these few forms: any other may not mean what it seems to.
     if count == 1:
         return _one_token(token, dialect, parameters)
     second = tokens[span.first + 1]

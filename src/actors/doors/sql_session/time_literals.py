@@ -73,7 +73,7 @@ class TimeLiterals(msgspec.Struct, frozen=True):
 
     def check_untyped(self, text: str) -> None:
         """Raise `AmbiguousTime` for an untyped text that Spark, if it took it for a time, might
-        read as another time than PostgreSQL."""
+        read as a different time than PostgreSQL does."""
         moment = local_moment(text)
         if moment is None:
             return
@@ -85,7 +85,7 @@ class TimeLiterals(msgspec.Struct, frozen=True):
             )
         if self.for_others:
             raise AmbiguousTime(
-                f"'{text}' is ambiguous in a plain view, which sessions in other time zones than "
+                f"'{text}' is ambiguous in a plain view, which sessions in time zones other than "
                 f"{self.zone} may read: write timestamptz '{text}', or date '…' for a day"
             )
         if is_ambiguous(_second_of(moment), self.zone):

@@ -200,7 +200,7 @@ def _looked_at(state_dir: str) -> StateDirectory:
     if not text.isdecimal() or int(text) > FORMAT:
         raise StateDirectoryError(
             f"the state directory {directory.path} has format {text[:40]!r}, this version supports "
-            f"up to {FORMAT}: use the newer version of the program"
+            f"up to {FORMAT}: use a newer version of Penstock"
         )
     return directory
 
@@ -213,7 +213,7 @@ def _check_documents(path: Path) -> None:
         )
     if not os.access(path, os.R_OK | os.W_OK):
         raise StateDirectoryError(
-            f"this user may not read and write {path}: run this as the user of the service"
+            f"no permission to read and write {path}: run the command as the user of the service"
         )
 
 

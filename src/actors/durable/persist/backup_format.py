@@ -83,7 +83,7 @@ def sorted_documents(found: Iterable[tuple[str, VersionedData]]) -> list[SavedDo
 def check_bytes(blob: SavedBlob, data: bytes | None, where: str) -> bytes:
     """Return the bytes if they match their description. Raises `CorruptData`."""
     if data is None:
-        raise CorruptData(f"{where} has lost {blob.key}, which it names", determinate=True)
+        raise CorruptData(f"{where} lists {blob.key}, which is missing", determinate=True)
     found = zlib.crc32(data)
     if len(data) != blob.bytes or found != blob.crc32:
         raise CorruptData(
@@ -102,8 +102,8 @@ def decode_manifest(key: str, data: bytes) -> BackupManifest:
         raise CorruptData(f"cannot decode {key}: {error}", determinate=True) from None
     if found.format > FORMAT:
         raise StorageError(
-            f"{key} has format {found.format}, this version supports up to {FORMAT}: use the "
-            "newer version of the program",
+            f"{key} has format {found.format}, this version supports up to {FORMAT}: use a "
+            "newer version of Penstock",
             determinate=True,
         )
     return found

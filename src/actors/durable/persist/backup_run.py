@@ -127,7 +127,7 @@ class BackupLeases:
                     await self._handed.keep(lease, ())
 
     async def _drop(self) -> None:
-        # Forgotten at once, because another attempt must take new ones.
+        # Forgotten immediately, because another attempt must take new ones.
         held, self.held = self.held, {}
         for lease in held.values():
             try:

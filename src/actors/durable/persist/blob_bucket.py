@@ -34,7 +34,7 @@ from actors.runtime.threshold_probes import BUCKET_PIECE, BUCKET_READ
 _PIECES_READ_AT_ONCE: Final = 4
 """Maximum number of concurrent range requests for one object."""
 _LOOKS_MAX: Final = 3
-"""Maximum number of attempts to read an object that is replaced while it is read. None of our
+"""Maximum number of attempts to read an object that is replaced while it is being read. None of our
 clients replaces objects."""
 
 

@@ -1,5 +1,5 @@
-"""Blobs as files in one folder, written so that after a power failure all of a blob or nothing
-exists.
+"""Blobs as files in one folder. After a power failure, a blob exists either completely or not at
+all.
 
 Order of a write: new temporary file, bytes, fsync, rename to its final place, fsync of the folder
 (and of its parent, unless the folder's name is known to be durable). Stashed results are not

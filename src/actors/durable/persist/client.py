@@ -2,7 +2,7 @@
 
 A `PersistClient` owns a state directory (or two in-memory stores) and caches one state per shard.
 An append is one compare-and-set on all shards that it names and, for tables, on their shared upper.
-A change wakes those who wait for an upper, so nothing polls within a process.
+A change wakes all waiters for an upper, so nothing polls within a process.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def choose_batches(
 
 
 def worth_merging(state: ShardState) -> bool:
-    """Return whether merging all batches would join any, or raise a time."""
+    """Return whether merging all batches would combine any of them, or advance any times."""
     filled = [batch for batch in state.batches if batch.parts]
     if not filled:
         return False

@@ -50,7 +50,7 @@ def use_write_ahead_log(connection: apsw.Connection) -> str:
     """Switch a database to write-ahead logging and return its mode. Raises `apsw.Error`.
 
     SQLite ignores its busy timeout here: if two processes open a new database at the same time, one
-    is refused at once.
+    is refused immediately.
     """
     for _ in range(_BUSY_MS // _SWITCH_AGAIN_MS):
         with suppress(apsw.BusyError):

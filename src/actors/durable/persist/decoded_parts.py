@@ -1,8 +1,8 @@
 """A cache of decoded parts. Concurrent readers of a part share one read and one decoding.
 
 All dataflows of one source need the same part at about the same time, and a view on a view needs
-what was just written. The first reader reads the part, and concurrent ones wait for it. Written
-parts are cached at once.
+what was just written. The first reader reads the part, and concurrent ones wait for it. Parts that
+this process writes are cached as they are written.
 
 Invariants: the cached tables, including their overhead, take at most `bytes_max` bytes; the least
 recently used are evicted first. A part never changes, so no entry is ever stale.

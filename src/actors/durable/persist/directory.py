@@ -148,7 +148,7 @@ class StateDirectory:
         if int(text) > FORMAT:
             raise StateDirectoryError(
                 f"the state directory {self.path} has format {text}, this version supports up to "
-                f"{FORMAT}: use the newer version of the program, or another directory"
+                f"{FORMAT}: use a newer version of Penstock, or another directory"
             )
 
     def close(self) -> None:

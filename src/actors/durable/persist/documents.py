@@ -171,7 +171,7 @@ def _unreadable(key: str, data: bytes, error: Exception) -> StorageError:
 def _check_format(key: str, version: int, newest: int = FORMAT) -> None:
     if version > newest:
         raise StorageError(
-            f"document {key} has format {version}, this version supports up to {newest}: use the "
-            "newer version of the program",
+            f"document {key} has format {version}, this version supports up to {newest}: use a "
+            "newer version of Penstock",
             determinate=True,
         )

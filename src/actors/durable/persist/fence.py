@@ -173,7 +173,7 @@ async def acquire_epoch(
                 raise
         if not await retry.pause():
             raise StorageError(
-                f"could not take over the stores: other services were first {retry.failures} "
+                f"could not take over the stores: other services took them over {retry.failures} "
                 "times; start one service at a time",
                 determinate=True,
             )
@@ -194,7 +194,7 @@ def _decoded(data: bytes) -> FenceEpoch:
     if found.version > VERSION:
         raise StorageError(
             f"the stores have format {found.version} ({found}), this version supports up to "
-            f"{VERSION}: use the newer version of the program",
+            f"{VERSION}: use a newer version of Penstock",
             determinate=True,
         )
     return found

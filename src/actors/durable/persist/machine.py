@@ -16,7 +16,7 @@ each other fail.
 - In doubt: if the caller leaves (cancelled, or out of attempts) while the outcome of a set is
   unknown, the set may still land. Its documents leave the cache, and are **in doubt** as long as
   they are at the seqno that the set expected.
-- Determinate failure: raised at once; nothing happened.
+- Determinate failure: raised immediately; nothing happened.
 """
 
 from __future__ import annotations
@@ -255,8 +255,7 @@ class ShardMachine:
                 return with_parts(state, known, self._shards.get(shard))
             # Otherwise the table may be older than the tables' upper, which was read meanwhile.
         raise StorageError(
-            f"could not read shard {shard}: other processes changed it during all {LOOKS_MAX} "
-            "attempts",
+            f"could not read shard {shard}: other processes kept changing it ({LOOKS_MAX} times)",
             determinate=True,
         )
 
@@ -378,7 +377,7 @@ class ShardMachine:
                 await self._after_mismatch(names, tables or outcome.floored, held, tries.late)
                 if tries.late == CONTENDED_MAX:
                     raise StorageError(
-                        f"gave up changing {', '.join(names)}: other processes were faster "
+                        f"could not change {', '.join(names)}: other processes changed it first, "
                         f"{CONTENDED_MAX} times; try again",
                         determinate=True,
                     )

@@ -323,7 +323,7 @@ class PartPruner:
         return True
 
     def chooses(self, part: BatchPart) -> bool:
-        """Return whether a skipped part is to be audited."""
+        """Return whether to audit a skipped part."""
         return self._audit.chooses(part)
 
     async def prove(

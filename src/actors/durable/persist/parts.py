@@ -93,7 +93,8 @@ def has_errors(updates: pa.Table) -> bool:
 
 def takes_at_most(table: pa.Table, size: int) -> bool:
     """Return whether the table's values take at most `size` bytes."""
-    # The buffer size is known at once, but is too large for a slice: only then are values counted.
+    # The buffer size is known immediately, but is too large for a slice: only then are values
+    # counted.
     return bool(table.get_total_buffer_size() <= size or table.nbytes <= size)
 
 
@@ -263,7 +264,7 @@ def _from_parquet(name: str, data: bytes) -> pa.Table:
 def _check_version(name: str, version: int) -> None:
     if version > PLACED:
         raise StorageError(
-            f"{name} has format {version}, this version supports up to {PLACED}: use the newer "
-            "version of the program",
+            f"{name} has format {version}, this version supports up to {PLACED}: use a newer "
+            "version of Penstock",
             determinate=True,
         )

@@ -9,9 +9,10 @@ share a lease.
 *Expiry of other processes' leases* uses no wall clock. A renewed lease differs from before; one
 that stays the same for its whole duration, measured on our own monotonic clock since we first saw
 it, belongs to a dead process. So a new process waits a whole lease duration for dead ones, and all
-processes need the same `reader_lease_ms`. A successor drops the leases of the service that it
-fenced at once. An `exclusive` process drops at once the leases of earlier exclusive processes.
-Leases of guests, whose names contain an ``@``, are preserved as long as they are renewed.
+processes need the same `reader_lease_ms`. A successor immediately drops the leases of the
+service that it fenced. An `exclusive` process immediately drops the leases of earlier exclusive
+processes. Leases of guests, whose names contain an ``@``, are preserved as long as they are
+renewed.
 
 Blobs in use by readers of this process are counted by key. They are never deleted, whatever the
 state says.
@@ -198,7 +199,7 @@ class LeaseBook:
         )
 
     def written(self, state: ShardState) -> None:
-        """Note that the state is durable, with our leases and without dropped ones."""
+        """Record that the state is durable, with our leases and without dropped ones."""
         waiting = self._gone.get(state.id)
         if waiting is not None:
             waiting.intersection_update(state.leases)

@@ -131,9 +131,7 @@ async def restore_backup(
     await copier.copy(missing, note)
     made = [CompareAndSet(each.key, None, each.data, first=each.seqno) for each in documents]
     if made and not await stores.consensus.compare_and_set(made):
-        raise InvalidUsage(
-            f"another process wrote to {stores.shown} during the restore: restore into empty stores"
-        )
+        raise InvalidUsage(f"another process wrote to {stores.shown} during the restore")
     await clock.run_blocking(stores.finish)
     return RestoreReport(manifest, len(missing), total)
 

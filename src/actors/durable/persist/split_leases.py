@@ -115,8 +115,7 @@ class SplitLeases:
                 raise list_lost_error(shard, missed)
             gone = missed, state.seqno
         raise StorageError(
-            f"could not read shard {shard}: other processes changed it during all {LOOKS_MAX} "
-            "attempts",
+            f"could not read shard {shard}: other processes kept changing it ({LOOKS_MAX} times)",
             determinate=True,
         )
 

@@ -1,9 +1,10 @@
 """Standby: a service that waits until the owner of the stores has failed, and then starts.
 
 The owner sends heartbeats: it changes the document `HEARTBEAT_KEY` every `heartbeat_ms`. A standby
-checks as often, and takes over if nothing has changed for `takeover_ms` of its own clock, or at
-once if the owner has announced that it stops. This is only a guess, which need not be right: if the
-owner was merely slow, `fence` stops it before any of its writes can conflict with its successor's.
+checks as often, and takes over if nothing has changed for `takeover_ms` of its own clock, or
+immediately if the owner has announced that it stops. This is only a guess, which need not be right:
+if the owner was merely slow, `fence` stops it before any of its writes can conflict with its
+successor's.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ async def take_stores(
 async def _taken_over(
     consensus: ConsensusStore, settings: Settings, clock: ActorClock, process: str
 ) -> FencedConsensus:
-    """Stand by until this process owns the stores. Raises `StorageError` if a newer release wrote
+    """Wait until this process owns the stores. Raises `StorageError` if a newer release wrote
     them."""
     while True:
         seen = await wait_for_stores(consensus, settings, clock)

@@ -3,7 +3,7 @@ them.
 
 A filter below a join also sees rows without a match: an expression that raises an error there would
 fail a query that has a result. So only listed expressions are moved. An expression that is not
-listed, or has other types than the list assumes, counts as unsafe.
+listed, or has types other than the list assumes, counts as unsafe.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def check_settings(conf: Mapping[str, str], partitions_max: int) -> None:
 
 
 def permitted_settings() -> str:
-    """Return a list of the permitted settings as text for display.
+    """Return the permitted settings as a readable list.
 
     >>> permitted_settings()[:40]
     'spark.sql.adaptive.advisoryPartitionSize'

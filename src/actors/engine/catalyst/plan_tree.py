@@ -120,9 +120,9 @@ def parse_tree(encoded: bytes | str, *, nodes_max: int, depth_max: int) -> TreeN
     try:
         decoded = msgspec.json.decode(encoded)
     except msgspec.DecodeError as error:
-        raise PlanTreeRejected(f"a dump that is not JSON: {error}") from None
+        raise PlanTreeRejected(f"the dump is not JSON: {error}") from None
     if not _is_tree(decoded):
-        raise PlanTreeRejected("a dump that is not a list of nodes")
+        raise PlanTreeRejected("the dump is not a list of nodes")
     return _TreeParser(nodes_max, depth_max).parse(decoded, 0)
 
 
@@ -136,7 +136,7 @@ class _TreeParser:
         # Checked before any nodes of a dump that is too large are made.
         self._left -= len(items)
         if self._left < 0:
-            raise PlanTreeRejected(f"a plan of more than {self._nodes_max} nodes")
+            raise PlanTreeRejected(f"the plan has more than {self._nodes_max} nodes")
         root: TreeNode | None = None
         # Nodes that still lack children, with the number of these and the depth. The stack is
         # explicit, so that a chain of a thousand ANDs causes no recursion.
@@ -154,16 +154,16 @@ class _TreeParser:
             elif root is None:
                 root = node
             else:
-                raise PlanTreeRejected("a dump with nodes after its tree")
+                raise PlanTreeRejected("the dump has nodes after its tree")
             if item[_CHILDREN]:
                 open_nodes.append((node, item[_CHILDREN], at + 1))
         if root is None or open_nodes:
-            raise PlanTreeRejected("a dump that ends within its tree")
+            raise PlanTreeRejected("the dump ends within its tree")
         return root
 
     def _fields(self, item: dict[str, Any], depth: int) -> dict[str, Any]:
         if depth > self._depth_max:
-            raise PlanTreeRejected(f"a plan nested deeper than {self._depth_max}")
+            raise PlanTreeRejected(f"the plan is nested deeper than {self._depth_max}")
         return {
             key: self._value(value, depth) if type(value) in (list, dict) else value
             for key, value in item.items()

@@ -254,7 +254,7 @@ def _try_eval(writer: ExpressionText, node: TreeNode) -> str:
 def _size(writer: ExpressionText, node: TreeNode) -> str:
     # By default, size(NULL) is -1 without ANSI mode and NULL with it.
     if node.fields["legacySizeOfNull"] is writer.ansi:
-        raise NotRendered("size with another size of NULL than the default")
+        raise NotRendered("size with a non-default result for NULL")
     return f"size({writer.write(node.children[0])})"
 
 

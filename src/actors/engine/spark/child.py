@@ -217,7 +217,7 @@ class EngineChild:
                 case CancelChildJob():
                     self._mark_canceled(message.job_id)
                 case EngineStart():
-                    raise PenstockError("Start came twice")
+                    raise PenstockError("received Start twice")
                 case _:
                     self._accept(message, traced=traceparent is not None)
 

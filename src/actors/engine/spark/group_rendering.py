@@ -141,7 +141,7 @@ class GroupRendering(ABC):
         return self._summed(node, joined, weights)
 
     def _touched(self, node: RecomputeGroups | RecomputeRows, changes: str) -> str:
-        """Return the touched (group, time)s."""
+        """Return the (group, time) pairs that changes touch."""
         touched = f"SELECT {', '.join([*map(quote, node.keys), TIME])} {from_rows(changes)}"
         # Without keys the one group exists from its first time on, even without rows.
         if isinstance(node, RecomputeGroups) and self._is_first(node):

@@ -95,8 +95,8 @@ class PlanReader:
         return f"only the server knows {analyzed.missing}" if analyzed.missing else analyzed
 
     def parsed(self, job: ParseText) -> StatementParsed:
-        """Return what a text names. Raises `AccessDenied` if there is no Java to parse it, and
-        Spark's own error."""
+        """Parse a text and return the names in it. Raises `AccessDenied` if there is
+        no Java to parse it, and Spark's error if the text is invalid."""
         with self._lock:
             if not self._no_java:
                 try:

@@ -95,7 +95,7 @@ class PreparedPlan:
         optimistic: bool,
     ) -> list[tuple[int, ...]]:
         """Return the strata of each statement, given the deltas and outputs of earlier strata that
-        have rows. `fresh`: the view has no state. `optimistic`: strata that seldom make a row are
+        have rows. `fresh`: the view has no state. `optimistic`: strata that rarely produce rows are
         assumed to make none."""
         changed = frozenset(name for name in filled if InputName.parse(name).holds_changes)
         key = (first, last, changed, fresh, optimistic)

@@ -141,8 +141,8 @@ class VariantKey(NamedTuple):
 
 
 class RunnablePlan:
-    """A planned step that can be executed again. Only one thread uses it at a time, since its slots
-    have one user at a time."""
+    """A planned step that can be executed again. Only one thread may use it at a time, because its
+    slots cannot be shared."""
 
     def __init__(self, bridge: ClassicBridge, frame: DataFrame) -> None:
         """Keep the part of a frame that runs. Raises Spark's own error for a plan that cannot run,

@@ -71,7 +71,7 @@ def query_settings(settings: Settings) -> Settings:
         spark_driver_memory=query_memory(settings),
         engine_disk_bytes_max=settings.query_disk_bytes_max,
         engine_niceness=QUERY_NICENESS,
-        # A query that ended its engine while it ran alone is given up at once, since its user can
-        # send it again.
+        # A query that ended its engine while it ran alone is given up immediately, since its user
+        # can send it again.
         engine_attempts_max=1,
     )

@@ -220,7 +220,7 @@ def _opened(session: Any, conf: Mapping[str, str], tries_again: int = TRIES_AGAI
 
 def _chosen(session: SparkSession) -> dict[str, str]:
     """Return the SQL settings that the server was started with, if a session can override them:
-    with these, a text may mean something else than with Spark's defaults."""
+    with these, a text may mean something different than with Spark's defaults."""
     found = session.conf.getAll
     return {
         name: value

@@ -52,7 +52,7 @@ first first_value last last_value any_value collect_list array_agg collect_set l
 string_agg mode max_by min_by
 """
 _ORDER_DEPENDENT: Final = frozenset(_ORDER_DEPENDENT_WORDS.split())
-"""Aggregates with a result that Spark may choose: not deterministic, but not refused."""
+"""Aggregates whose result Spark may choose. They are not deterministic, but permitted."""
 _BARE_WORDS: Final = """
 current_catalog current_date current_schema current_time current_timestamp current_user
 localtime localtimestamp session_user user
@@ -158,7 +158,7 @@ def analyze_remotely(bridge: ConnectBridge, job: AnalyzeStatement, nodes_max: in
     if isinstance(analyzed, QueryAnalyzed):
         if analyzed.schema == schema:
             return analyzed
-        analyzed = "the engine's own Spark finds other columns than the server"
+        analyzed = "the engine's own Spark finds different columns than the server"
     translation = QueryTranslation(None, analyzed) if job.translate else None
     inputs = tuple(name for name, _ in tables)
     return QueryAnalyzed(job.job_id, schema, inputs, _by_words(bridge, job, found), translation)

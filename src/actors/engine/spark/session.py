@@ -108,7 +108,7 @@ CONNECT_TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 """Environment variable from which the server takes its token. A setting would be visible to every
 client."""
 _PLAN_BYTES_SPARE: Final = 1024 * 1024
-"""Room in a message for what the gateway adds to a plan besides rows."""
+"""Room in a message for what the gateway adds to a plan in addition to rows."""
 # A server may have been started with any other settings, and a view must not mean something else
 # because of them.
 CONNECT_SETTINGS: Final = {

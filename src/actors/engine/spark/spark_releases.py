@@ -133,7 +133,8 @@ pip install 'pyspark==4.1.*'
     if OLDEST <= release_of(server) <= NEWEST:
         raise EngineUnavailable(f"{told}pip install 'pyspark=={_text(release_of(server))}.*'")
     raise EngineUnavailable(
-        f"{told}the service runs on Spark {_text(OLDEST)} to {_text(NEWEST)}: use such a server"
+        f"{told}the service runs on Spark {_text(OLDEST)} to {_text(NEWEST)}: use a "
+        "server of such a release"
     )
 
 

@@ -48,7 +48,8 @@ def contents_frame(
     stack: ExitStack, bridge: SessionBridge, loaded: LoadedRows, view: str, *, sum_first: bool
 ) -> DataFrame:
     """Return the contents. Views that the frame needs are named after `view`, and stay until the
-    stack is closed. `sum_first`: nothing may be computed from a row that a retraction removes."""
+    stack is closed. `sum_first`: sum the diffs first, so that nothing is computed from a row that a
+    retraction removes."""
     schema, rows = loaded.rows.schema, frame(bridge, loaded)
     split = _split(loaded)
     if split is None:

@@ -95,9 +95,11 @@ def relation_uses(bodies: Sequence[tuple[str, str]]) -> Counter[str]:
 
 
 class PlanTranslator(GroupRendering, LimitRendering):
-    """Renders nodes of one plan over given relations. `small`: one partition, no exchange.
-    `one_time`: all changes are at one time. `at_once`: likewise, and there is nothing before them;
-    the text has them at time 0."""
+    """Renders nodes of one plan over given relations.
+
+    `small`: one partition, no exchange. `one_time`: all changes have the same time. `at_once`: in
+    addition there are no earlier rows, and the rendered text uses time 0.
+    """
 
     def __init__(
         self,

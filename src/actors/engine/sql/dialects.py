@@ -623,9 +623,10 @@ class _InvalidCount(InvalidUsage):
 
 
 def count_literal(literal: str, clause: str) -> tuple[str, str]:
-    """Return an error text for a parameter that is not valid in a row count ("" if it is), and its
-    literal of type int, which Spark requires there. `clause`: LIMIT or OFFSET if the parameter is
-    the whole count, "" if it is part of an expression.
+    """Check a parameter in a row count, and convert its literal to int, as Spark requires there.
+
+    Return (error, literal); the error is "" if the parameter is valid. `clause`: LIMIT or OFFSET if
+    the parameter is the entire count, "" if it is part of an expression.
 
     >>> count_literal("5L", "LIMIT"), count_literal("CAST(NULL AS bigint)", "OFFSET")
     (('', '5'), ('', '0'))

@@ -43,8 +43,8 @@ CHANGES_MEANING: Final = (
     "spark.sql.parser.",
     "spark.sql.session.collation",
 )
-"""Settings under which a text means something else than it does to the rules and to a plain read:
-these treat names, literals, keys and aggregates as Spark does by default."""
+"""Settings under which a text means something different than it does to the rules and to a plain
+read: these treat names, literals, keys and aggregates as Spark does by default."""
 
 
 async def compile_view(

@@ -89,8 +89,8 @@ from actors.model.plan.relational_walk import inputs_of
 from actors.model.plan.schema import TableSchema, quote
 
 HIDDEN_STATES_MAX: Final = 29
-"""Maximum number of hidden states. The bits of an int say to which of them a row belongs: the
-first bit is the view's, and the bit above the last state marks rows of strata that seldom have
+"""Maximum number of hidden states. The bits of an int show which of them a row belongs to: the
+first bit is the view's, and the bit above the last state marks rows of strata that rarely produce
 any."""
 SINGLE_ROW_READ: Final = "is read when the single row joined with it changes"
 """Part of the reason given for a view that is incremental except for this read."""
@@ -142,8 +142,8 @@ def _mode(
     beside: list[str] = []
     for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
         origins = [name for name, _ in lookup.origins if name not in context.seldom]
-        # Reading a few rows in full does not count, nor does a read on behalf of a run that seldom
-        # has rows.
+        # Reading a few rows in full does not count, nor does a read on behalf of a run that rarely
+        # produces rows.
         if lookup.key or lookup.target in context.bounded or (lookup.origins and not origins):
             continue
         kind, number = InputName.parse(lookup.target)
@@ -430,7 +430,7 @@ def _hidden_branches(
 
 
 def _seldom_branches(context: DerivationContext, output: TableSchema) -> list[Node]:
-    """Return the rows of strata that seldom have any."""
+    """Return the rows of strata that rarely produce rows."""
     to = str(2 << len(context.hidden))
     return [_no_view_branch(context, node, (), to, output) for node in context.seldom.values()]
 

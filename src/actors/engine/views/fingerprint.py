@@ -51,7 +51,7 @@ def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:
     """Return a SHA-256 digest of the plan with its schemas and settings, and of the engine's
     version."""
     # Choices (policy, eager sums) are left out: they show in the strata, which are part of the
-    # digest. So is the reason: it is text for display, and another wording must not rebuild a view.
+    # digest. So is the reason: it is only for display, and a new wording must not rebuild a view.
     neutral = {
         "fingerprint": "",
         "policy": "",

@@ -59,7 +59,7 @@ def derive_sums(plan: AggregationNode, rows: str = ROWS) -> FinishedMeasures:
 
 
 def not_additive(call: AggregateCall, *, ansi: bool) -> str:
-    """Return why the result of a call is not a function of sums; "" if it is."""
+    """Return the reason why the result of a call is not a function of sums; "" if it is."""
     kind = call.argument_type.lower()
     what = f"{call.function}({kind})"
     if call.formula is not None:

@@ -148,8 +148,8 @@ class DerivationContext:
         self.keyed: list[str] = []
         """Why each recomputed grouping or window is not additive."""
         self.seldom: dict[str, Node] = {}
-        """Runs that seldom have a row, with their nodes: reading whole states for their rows costs
-        little."""
+        """Runs that rarely produce rows, with their nodes: reading whole states for their rows
+        costs little."""
         self.one_row: set[str] = set()
         """Runs with the changes of a single row: when it changes, the inputs joined with it are
         read in full."""
@@ -370,8 +370,7 @@ class ViewOperator(ABC):
         """Have the delta computed by a separate run, without no-op updates, and return the run's
         name."""
         if self._cut is None:
-            # With no-op updates removed, a lookup that reads much for each row of this run seldom
-            # happens.
+            # With no-op updates removed, a lookup that reads much for each row of this run is rare.
             self._delta = ConsolidateRows(self.delta())
             self.cut()
         assert self._cut is not None, "a cut has a name"

@@ -125,7 +125,7 @@ def _tests(node: ExpressionNode) -> list[ColumnTest]:
     if kind == "NOT":
         (test, *more) = _tests(operands[0])
         if more or test.op not in _NEGATED:
-            raise NotPlain("NOT before something else than a test for NULL")
+            raise NotPlain("NOT before something other than a test for NULL")
         return [ColumnTest(test.column, _NEGATED[test.op])]
     if kind in _EXCHANGED and operands[0].kind != "column":
         return [ColumnTest(_column(operands[1]), _EXCHANGED[kind], (_literal(operands[0]),))]

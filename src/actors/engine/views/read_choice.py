@@ -54,7 +54,7 @@ class ReadChoice(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Return why rows are found in this way, as text for display."""
+        """Return the reason why rows are found in this way, as readable text."""
         key = f"({', '.join(self.key)})"
         match self.way:
             case "memory" if self.own:
@@ -102,7 +102,7 @@ def choose_query(
     >>> choose_query("SELECT b FROM t WHERE b = 1", tables, changed={"t"}).reason
     'the open transaction has changed t'
     """
-    # Under such a setting, a text may mean something else than `parse_plain_read` assumes.
+    # Under such a setting, a text may not mean what `parse_plain_read` assumes.
     for name in conf:
         if name.lower().startswith(CHANGES_MEANING):
             return QueryChoice(None, f"the setting {name} may change the meaning of the query")

@@ -225,8 +225,8 @@ def _gain(
         summed = sides[place].table_columns(key, some=True)
         few = side.table_columns(tuple(pairs[id_] for id_ in key), some=True)
         reads_more = bool({*side.columns} - {*pairs.values()})
-        # Summing first pays when the other side changes, which must therefore have columns besides
-        # the key.
+        # Summing first pays when the other side changes, which must therefore have columns other
+        # than the key.
         if summed is None or few is None or not reads_more:
             continue
         # It pays only if the other side has very many matches per row, since each change of A

@@ -6,7 +6,7 @@ With d the delta of an input, s its state below `lo`, and (s|d) both,
 
 A pair has the greater of the two times and the product of the diffs. So the sum is right at every
 time in ``[lo, hi)``: a pair of two deltas occurs in exactly one term (that of the later input), at
-the time at which the later of the two came. Each term starts at its delta and goes outward along
+the time at which the later of the two arrived. Each term starts at its delta and goes outward along
 equalities, so that a small delta drives everything, and looks up the states by the matching keys.
 Terms are not ordered by cost, and intermediate joins are not kept.
 """
@@ -244,7 +244,7 @@ class _Term:
         inputs, start = self._join.inputs, self._start
         constant = inputs[start].is_constant()
         if inputs[start].is_one_row() and not constant:
-            # The other inputs are read in full. With no-op updates removed, this seldom happens.
+            # The other inputs are read in full. With no-op updates removed, this rarely happens.
             self._join.context.one_row.add(inputs[start].cut_changes())
         inputs[start].delta(shared=start < len(inputs) - 1)
         order = []

@@ -52,7 +52,7 @@ from actors.model.plan.relational import (
 # -- reach of a change -----------------------------------------------------------------------------
 
 SORT_TEXT: Final = re.compile(r"(\w+)(?: (ASC|DESC) NULLS (FIRST|LAST))?")
-"""Matches a sort order by a column. By default Spark sorts ascending with NULLs first."""
+"""A sort order by a column. By default, Spark sorts ascending with NULLs first."""
 _ORDER: Final = re.compile(r"(\w+) (ASC|DESC) NULLS (FIRST|LAST)")
 PLAIN_TYPES: Final = re.compile(
     r"tinyint|smallint|int|bigint|decimal\(\d+,\d+\)|string|boolean|date|timestamp|timestamp_ntz"

@@ -202,7 +202,7 @@ def parse_binary_decimal(data: bytes) -> Decimal:
     groups = struct.unpack_from(f"!{count}h", data, _HEADER.size)
     if any(not 0 <= group < 10_000 for group in groups):
         raise ValueError("a digit is out of range")
-    # A few bytes can announce a number of 100,000 digits, which no type here can hold.
+    # A few bytes can stand for a number of 100,000 digits, which no type here can hold.
     if max(count, abs(weight)) > _GROUPS_MAX or not 0 <= scale <= _GROUP * _GROUPS_MAX:
         raise ValueError(f"{count} digits of weight {weight} and scale {scale} are too many")
     number = int("".join(f"{group:04d}" for group in groups) or "0")

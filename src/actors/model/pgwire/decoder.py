@@ -44,7 +44,7 @@ from actors.runtime.errors import FrameTooLarge, InvalidUsage, MalformedFrame, R
 STARTUP_BYTES_MAX: Final = 10_000
 CANCEL_KEY_BYTES_MAX: Final = 256
 PASSWORD_BYTES_MAX: Final = 16_384
-"""Largest message before a client has logged in, with room for a long token."""
+"""Maximum size of a message before a client has logged in, with room for a long token."""
 
 _SSL_REQUEST: Final = 80877103
 _GSS_REQUEST: Final = 80877104
@@ -67,7 +67,7 @@ def packet_bytes(header: bytes) -> int:
     (length,) = _U32.unpack(header)
     if length > STARTUP_BYTES_MAX:
         raise FrameTooLarge(
-            f"a startup packet announces {length} bytes (limit {STARTUP_BYTES_MAX}): this port "
+            f"startup packet too large: {length} bytes (limit {STARTUP_BYTES_MAX}): this port "
             "speaks PostgreSQL's protocol"
         )
     if length < 8:
@@ -332,7 +332,7 @@ class FrontendDecoder:
         # Unencrypted bytes would be mistaken for decrypted ones (CVE-2021-23214).
         if self.buffered_bytes:
             raise MalformedFrame(
-                f"{self.buffered_bytes} bytes came unencrypted after a request for encryption"
+                f"{self.buffered_bytes} unencrypted bytes arrived after a request for encryption"
             )
         # From now on the caller passes decrypted bytes.
         self._encrypted = True
@@ -422,7 +422,7 @@ class FrontendDecoder:
             # A client that has not logged in must not make the server keep much.
             limit = min(limit, self._password_bytes_max)
         if size < 0:
-            raise MalformedFrame(f"message of type {shown!r} announces {size + 4} bytes")
+            raise MalformedFrame(f"invalid length of a message of type {shown!r}: {size + 4}")
         if size > limit:
             raise FrameTooLarge(
                 f"message of type {shown!r} too large: {size} bytes (limit {limit})"

@@ -615,7 +615,10 @@ class _BinaryDecoder(_StreamDecoder):
             raise InvalidClientData(f"COPY: unrecognized flags {flags:#x}", BAD_COPY_FORMAT)
         extension = int.from_bytes(head[15:19], "big")
         if extension > self._row_bytes_max:
-            raise InvalidClientData(f"COPY: a header of {extension} bytes", BAD_COPY_FORMAT)
+            raise InvalidClientData(
+                f"COPY: header too large: {extension} bytes (limit {self._row_bytes_max})",
+                BAD_COPY_FORMAT,
+            )
         return 19 + extension if size >= 19 + extension else 0
 
     def _batch(

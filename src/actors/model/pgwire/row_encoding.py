@@ -34,7 +34,7 @@ from actors.model.pgwire.value_encoding import encode_binary, encode_text
 from actors.runtime.errors import InvalidUsage
 
 ROW_BYTES_MAX: Final = 2**30 - 1
-"""Largest row in bytes, which is PostgreSQL's limit."""
+"""Maximum size of a row in bytes, which is PostgreSQL's limit."""
 _LARGE_BINARY: Final = pa.large_binary()
 _TEXT_ESCAPES: Final = {
     b"\\": b"\\\\",
@@ -331,7 +331,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 def cut_batches(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
     """Yield a batch in slices of about `bytes_max` bytes, each with at least one row."""
     rows = batch.num_rows
-    # By the average size, because the sizes of rows in a batch seldom differ much.
+    # By the average size, because the sizes of rows in a batch rarely differ much.
     step = max(1, rows if batch.nbytes <= bytes_max else rows * bytes_max // batch.nbytes)
     for start in range(0, rows, step):
         yield batch.slice(start, step)

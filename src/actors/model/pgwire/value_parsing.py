@@ -72,8 +72,8 @@ ParameterValue: TypeAlias = (
 )
 
 ARRAY_ELEMENTS_MAX: Final = 1_000_000
-"""Most elements of an array, and of all arrays among the parameters of a statement. Python values
-take many times the bytes that announce them."""
+"""Maximum number of elements of an array, and of all arrays among the parameters of a statement.
+Python values take many times as many bytes as the text that declares them."""
 UNTYPED: Final = 0
 """OID of a parameter whose type the client left open."""
 TEXTS: Final = frozenset({UNTYPED, TEXT, NAME, JSON, UNKNOWN, BPCHAR, VARCHAR})
@@ -133,7 +133,7 @@ _ELEMENT: Final = re.compile(
 _BEHIND: Final = re.compile(rf"{_BLANK}([,}}])")
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _DIMENSIONS_MAX: Final = 6
-"""Most dimensions of an array, as in PostgreSQL."""
+"""Maximum number of dimensions of an array, as in PostgreSQL."""
 _OCTAL: Final = re.compile(rb"\\(?:\\|[0-3][0-7]{2})|[^\\]")
 _HEX: Final = re.compile(r"(?:[ \n\t\r]|[0-9a-fA-F]{2})*")
 _UUID: Final = re.compile(r"(\{)?[0-9a-fA-F]{4}(?:-?[0-9a-fA-F]{4}){7}(?(1)\})")
@@ -502,7 +502,7 @@ def parse_binary_value(data: bytes, oid: int) -> ParameterValue:
         return _parse_json(text) if oid == JSON else text
     if (layout := _LAYOUTS.get(oid)) is not None:
         if len(data) != layout.size:
-            raise _bad_binary(oid, f"{len(data)} bytes instead of {layout.size}")
+            raise _bad_binary(oid, f"{len(data)} bytes, expected {layout.size}")
         (number,) = layout.unpack(data)
         return _from_number(number, oid)
     if oid == NUMERIC:
@@ -514,11 +514,11 @@ def parse_binary_value(data: bytes, oid: int) -> ParameterValue:
         return data
     if oid == UUID:
         if len(data) != 16:
-            raise _bad_binary(oid, f"{len(data)} bytes instead of 16")
+            raise _bad_binary(oid, f"{len(data)} bytes, expected 16")
         return str(uuid.UUID(bytes=data))
     if oid == JSONB:
         if data[:1] != b"\x01":
-            raise _bad_binary(oid, "its version is not 1")
+            raise _bad_binary(oid, "unknown version, expected 1")
         return _parse_json(decode_text(data[1:]))
     if oid in ELEMENT_OF:
         return _parse_binary_array(data, oid)
@@ -563,7 +563,7 @@ def _parse_binary_array(data: bytes, oid: int) -> list[ParameterValue | None]:
     dimensions, _, element = struct.unpack_from("!iiI", data)
     # The elements would be parsed as the wrong type.
     if element != ELEMENT_OF[oid]:
-        raise _bad_binary(oid, f"elements of type {element} instead of {ELEMENT_OF[oid]}")
+        raise _bad_binary(oid, f"elements of type {element}, expected {ELEMENT_OF[oid]}")
     if dimensions == 0:
         return []
     if dimensions != 1:
@@ -575,7 +575,7 @@ def _parse_binary_array(data: bytes, oid: int) -> list[ParameterValue | None]:
         # A count from the wire is bounded by the remaining bytes, because each element has at least
         # 4.
         if not 0 <= count <= (len(data) - at) // 4:
-            raise _bad_binary(oid, f"{count} elements in {len(data)} bytes")
+            raise _bad_binary(oid, f"{len(data)} bytes cannot contain {count} elements")
         check_elements(count)
         for _ in range(count):
             (length,) = struct.unpack_from("!i", data, at)
@@ -584,7 +584,7 @@ def _parse_binary_array(data: bytes, oid: int) -> list[ParameterValue | None]:
                 values.append(None)
                 continue
             if not 0 <= length <= len(data) - at:
-                raise _bad_binary(oid, f"an element of {length} bytes")
+                raise _bad_binary(oid, f"invalid length of an element: {length}")
             values.append(parse_binary_value(data[at : at + length], element))
             at += length
     except struct.error:

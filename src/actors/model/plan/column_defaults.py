@@ -19,7 +19,7 @@ from actors.model.plan.schema import TableSchema, arrow_type
 from actors.model.plan.updates import from_ipc, to_ipc
 
 DEFAULT_BYTES_MAX: Final = 65_536
-"""Most bytes of the text and the value of one default in the catalog."""
+"""Maximum size in bytes of one default in the catalog, text and value together."""
 _DAY_MICROS: Final = 86_400_000_000
 
 MomentKind: TypeAlias = Literal["", "timestamp", "date"]

@@ -444,7 +444,7 @@ class StateLookup(msgspec.Struct, frozen=True):
     from. Each is (input name, columns): ``d2`` for the changes of import 2, ``s1`` for rows of
     import 1 that an earlier lookup of this plan returned, ``r0`` for the output of stratum 0. An
     empty column name stands for NULL. An empty `key` reads the whole state, but if there are
-    origins only when one of them has a row: the small side of a join without equality seldom
+    origins only when one of them has a row: the small side of a join without equality rarely
     changes. A lookup returns at least what Spark would match, where NULL matches NULL.
     """
 
@@ -469,11 +469,11 @@ class PlanStratum(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: tuple[str, ...]
     """Names of all inputs that the node reads."""
     usual: tuple[str, ...] = ()
-    """Inputs of which it needs rows while no stratum that seldom makes a row has made one. Only in
-    a plan with such strata."""
+    """Inputs whose rows it needs as long as no stratum that rarely produces rows has produced any.
+    Only in a plan with such strata."""
     seldom: bool = False
-    """True if it seldom makes a row. An optimistic run assumes that it makes none; if the answer
-    shows a row, the step is void (`DeltaPlan`)."""
+    """True if it rarely produces rows. An optimistic run assumes that it produces none; if the
+    answer shows a row, the step is void (`DeltaPlan`)."""
     ranges: tuple[ComparedRange, ...] = ()
     """Ranges that limit what lookups without a key read."""
 
@@ -484,7 +484,7 @@ def missed_later(
     """Return whether later strata read an output that a run of strata `first` to `last` does not
     return. A run returns only the output of its last stratum.
 
-    With `optimistic`, strata that seldom make a row are ignored.
+    With `optimistic`, strata that rarely produce rows are ignored.
     """
     inner = {
         InputKind.RESULT.text(k)
@@ -541,7 +541,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     state k with the prefix ``h{k}_``, and ``__to`` (int). Bit 0 of ``__to`` says that the row
     belongs to the view's delta, bit k + 1 that it belongs to the delta of hidden state k; the
     columns of other deltas have no meaning in that row. The bit above these marks a row of a
-    stratum that seldom makes one. With ``mode == "opaque"`` there are no strata: `sql` is
+    stratum that rarely produces rows. With ``mode == "opaque"`` there are no strata: `sql` is
     recomputed at each time and the old contents are subtracted.
     """
 
@@ -587,7 +587,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
 
     @property
     def keeps_state(self) -> bool:
-        """Return whether a step reads anything besides changes."""
+        """Return whether a step reads anything other than changes."""
         return bool(self.hidden) or any(stratum.lookups for stratum in self.strata)
 
     @property
@@ -605,7 +605,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
 
     @property
     def seldom_bit(self) -> int:
-        """Return the bit of ``__to`` that marks rows of strata that seldom make one."""
+        """Return the bit of ``__to`` that marks rows of strata that rarely produce rows."""
         return 2 << len(self.hidden)
 
     @property

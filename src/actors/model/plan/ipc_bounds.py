@@ -1,9 +1,9 @@
 """Bounds on what a foreign Arrow IPC stream decodes to. Pure.
 
 The bytes of a stream are used in place, so the limit of frames bounds them, with three exceptions:
-a compressed buffer announces its length, which is allocated; rows of some types take no bytes; and
-values that stand for many rows (dictionaries, runs, views) are multiplied when they are stored.
-`check_stream` checks the first two, `check_values` the last.
+a compressed buffer states its decompressed length, which is allocated; rows of some types take no
+bytes; and values that stand for many rows (dictionaries, runs, views) are multiplied when they are
+stored. `check_stream` checks the first two, `check_values` the last.
 
 Source: Message.fbs of Apache Arrow; the layout of FlatBuffers tables.
 """
@@ -20,7 +20,7 @@ from actors.model.plan import arrow_compute as pc
 from actors.runtime.errors import MalformedFrame
 
 DECODED_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Most bytes to which a stream may decode, if that is more than its own size."""
+"""Maximum decoded size of a stream, unless its own size is larger."""
 ROWS_FREE: Final = 16 * 1024 * 1024
 """Number of rows that may take no bytes. Beyond it, every row must have at least a bit."""
 _U16, _U32 = struct.Struct("<H"), struct.Struct("<I")
@@ -36,7 +36,7 @@ def check_stream(data: Any) -> None:
     """Check a stream before it is decoded.
 
     Raises `MalformedFrame` if it would allocate too much or has more rows than bytes for them, and
-    Arrow's errors if it is cut off.
+    Arrow's errors if it is truncated.
     """
     rows = allocated = 0
     for message in pa.ipc.MessageReader.open_stream(data):
@@ -46,9 +46,9 @@ def check_stream(data: Any) -> None:
 
 
 def check_bounds(rows: int, allocated: int, stream_bytes: int) -> None:
-    """Raise `MalformedFrame` if the messages of a stream together announce too much."""
+    """Raise `MalformedFrame` if a stream has too many rows or decompresses to too many bytes."""
     if not 0 <= rows <= max(ROWS_FREE, 8 * stream_bytes):
-        raise MalformedFrame(f"an Arrow stream of {stream_bytes} bytes announces {rows} rows")
+        raise MalformedFrame(f"an Arrow stream of {stream_bytes} bytes cannot contain {rows} rows")
     if allocated > DECODED_BYTES_MAX:
         raise MalformedFrame(
             f"an Arrow stream decompresses to {allocated} bytes (limit {DECODED_BYTES_MAX})"
@@ -76,7 +76,7 @@ def message_bounds(message: Any) -> tuple[int, int]:
             return rows, 0
         return rows, _announced(metadata, batch, memoryview(b"" if body is None else body))
     except (struct.error, IndexError):
-        raise MalformedFrame("an Arrow message is cut off") from None
+        raise MalformedFrame("an Arrow message is truncated") from None
 
 
 def _announced(metadata: memoryview, batch: int, body: memoryview) -> int:
@@ -94,7 +94,7 @@ def _announced(metadata: memoryview, batch: int, body: memoryview) -> int:
             continue
         announced = _I64.unpack_from(body, offset)[0]
         if announced < _NOT_COMPRESSED:
-            raise MalformedFrame("an Arrow buffer announces a negative length")
+            raise MalformedFrame("invalid Arrow buffer: its length is negative")
         total += max(0, announced)
     return total
 
@@ -148,7 +148,8 @@ def check_values(table: pa.Table) -> pa.Table:
             total += sum(_bytes_apart(chunk) for chunk in column.chunks)
     if total > DECODED_BYTES_MAX:
         raise MalformedFrame(
-            f"Arrow columns of {table.nbytes} bytes decode to {total} (limit {DECODED_BYTES_MAX})"
+            f"Arrow columns of {table.nbytes} bytes decode to {total} bytes (limit "
+            f"{DECODED_BYTES_MAX})"
         )
     return table
 

@@ -143,7 +143,8 @@ class RunStep(msgspec.Struct, frozen=True, gc=False, tag="Step"):
     into_files: bool = False
     """True to return a large answer as files; only with `at_once`."""
     optimistic: bool = False
-    """True to assume that strata that seldom make a row make none (`plan.delta.PlanStratum`)."""
+    """True to assume that strata that rarely produce rows produce none
+    (`plan.delta.PlanStratum`)."""
     into_bucket: tuple[BucketFolder, ...] = ()
     """Locations to which the executors write a large answer of the last stratum, one for each of
     the plan's deltas (`DeltaPlan.deltas`)."""
@@ -387,7 +388,7 @@ class ObjectDone(msgspec.Struct, frozen=True, gc=False):
     """Its metadata, as a Parquet file without rows."""
     delta: int = 0
     """Number of the plan's delta, and of the job's location, to which it belongs. The number after
-    the last delta means rows of a stratum that seldom makes one (`RunStep.optimistic`)."""
+    the last delta means rows of a stratum that rarely produces any (`RunStep.optimistic`)."""
     time_min: int = 0
     time_max: int = 0
 

@@ -133,7 +133,7 @@ Reach: TypeAlias = Literal["rows", "first", "distinct", "range", "gap"]
 _Numbers: TypeAlias = NDArray[np.int64]
 _Flags: TypeAlias = NDArray[np.bool_]
 SIZE_MAX: Final = 1 << 61
-"""Largest size, so that twice the size fits into 64 bits."""
+"""Maximum size, so that twice the size fits into 64 bits."""
 
 
 class SortColumn(msgspec.Struct, frozen=True):

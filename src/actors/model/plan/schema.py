@@ -27,7 +27,7 @@ ERROR: Final = "__error"
 _SHAPES_MAX: Final = 256
 """Number of schemas whose Arrow form is cached."""
 CHAR_LENGTH_MAX: Final = 65_536
-"""Largest n, because every value of a CHAR(n) takes n characters."""
+"""Maximum n, because every value of a CHAR(n) takes n characters."""
 VARCHAR_LENGTH_MAX: Final = 2**31 - 1
 _LIMITED: Final = re.compile(r"(char|varchar)\((.*)\)")
 UNBOUNDED_NUMERIC: Final = "decimal(38,18)"

@@ -127,7 +127,7 @@ def with_time(rows: pa.Table, time: int, diff: int) -> pa.Table:
 
 
 def at_time(updates: pa.Table, time: int) -> pa.Table:
-    """Give all updates, which have no time yet, the same time."""
+    """Assign the same time to all updates, which have none yet."""
     times = pa.repeat(pa.scalar(time, pa.int64()), updates.num_rows)
     return updates.append_column(pa.field(TIME, pa.int64()), times)
 

@@ -196,7 +196,7 @@ class SourceStatus(msgspec.Struct, frozen=True, gc=False):
     """The last statistics reported; None if there are none yet."""
     tables: tuple[SourceTableStatus, ...] = ()
     on: str = ""
-    """The object that a sink writes."""
+    """The object whose changes a sink writes out; "" for a source."""
     failed: ObjectHealth | None = None
     """Health at the last stall since the service started."""
     options: bytes = b""

@@ -31,7 +31,7 @@ class CommandHistory(Generic[C]):
 
     def __init__(self, commands: Iterable[C] = ()) -> None:
         self._commands: list[C] = []
-        """The commands since the last reduction, after its result."""
+        """The result of the last reduction, followed by the commands since then."""
         self._reduced_length = 0
         """Length of the history after the last reduction."""
         for command in commands:

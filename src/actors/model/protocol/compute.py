@@ -52,7 +52,7 @@ class UpdateConfiguration(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     result_bytes_max: int | None = None
     inline_bytes_max: int | None = None
-    """Largest result of a peek in its response; larger ones are stashed."""
+    """Maximum size of a peek's result in its response; larger ones are stashed."""
     maintenance_ms: int | None = None
 
 

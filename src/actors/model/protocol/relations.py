@@ -537,7 +537,7 @@ def refuse_relation(name: str, what: str) -> None:
 # -- names of objects and columns ------------------------------------------------------------------
 
 NAME_CHARACTERS_MAX: Final = 128
-"""Longest name of an object."""
+"""Maximum length of an object's name."""
 SUBSCRIBED_PREFIX: Final = "__subscribe_"
 """Prefix of the names of views that belong to a single subscribe. Users cannot choose such a
 name."""

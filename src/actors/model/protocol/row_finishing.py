@@ -7,7 +7,7 @@ row of weight 3 stands for three rows. `limit_batches` keeps the rows that may b
 and cuts whenever it holds twice as many.
 
 The order is Spark's: NaN is greater than every number, -0.0 equals 0.0, and text and binary compare
-byte by byte. Each column says where its NULLs come. Rows that compare equal come in any order, and
+byte by byte. Each column says where its NULLs sort. Rows that compare equal have any order, and
 a limit may keep any of them.
 """
 

@@ -152,7 +152,7 @@ class UpdateStorageConfiguration(msgspec.Struct, frozen=True, gc=False, tag="Upd
     statistics_ms: int | None = None
     """Interval of `StatisticsUpdates` in ms."""
     source_inflight_bytes_max: int | None = None
-    """Most bytes of one source that may be read and not durable yet."""
+    """Maximum number of bytes of one source that have been read but are not durable yet."""
 
 
 class RunIngestion(msgspec.Struct, frozen=True, gc=False, tag=True):

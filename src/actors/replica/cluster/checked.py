@@ -44,7 +44,7 @@ class CheckedClient:
         recognized by identity, so that it is not recorded twice."""
 
     async def send(self, command: Any) -> None:
-        """Send a command. Raise `LocalProtocolError` if it breaks a rule, else as
+        """Send a command. Raise `LocalProtocolError` if it breaks a rule, and the same errors as
         `ClusterClient.send`."""
         self._check_command(command)
         self._checked_command = None

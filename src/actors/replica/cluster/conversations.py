@@ -72,7 +72,7 @@ class AcknowledgementWindow:
         self._left_bytes = [0] * workers
         """Size of these responses, by worker."""
         self._due: set[int] = set()
-        """Workers whose responses are to be acknowledged now."""
+        """Workers whose responses should be acknowledged now."""
 
     def note_sent(self, worker: int, serial: int, response: AnyResponse) -> None:
         """Record that a response was sent, or that nothing was sent for it.

@@ -59,7 +59,7 @@ class InputTasks:
             for index, described in enumerate(rendering.description.imports):
                 self._spawn(rendering, message, index, described)
         elif rendering.dataflow is not None:
-            # A task never ends by itself: this one has crashed, so its input stops advancing.
+            # A task never ends on its own: this one has crashed, so its input stops advancing.
             error = ActorDead(f"{message.path} crashed; see the log")
             rendering.dataflow.reply(
                 ListenFailed(rendering.id, message.incarnation, message.input_index, error)

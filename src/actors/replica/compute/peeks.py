@@ -63,7 +63,7 @@ from actors.runtime.threshold_probes import INLINE_ANSWER
 POINT_ROWS_MAX = 256
 """Maximum number of rows of one key that are compared on the event loop."""
 _KEY_BYTES_MAX: Final = 4_096
-"""Maximum size of keys that are checked for being a single key; also bounds the cache's entries."""
+"""Maximum size of an encoded key that `_decode_key` handles, and thus of its cache's entries."""
 
 SECOND_REMOVAL_MS: Final = 60_000
 """Delay in ms before the blobs of a cancelled peek are removed a second time."""

@@ -109,7 +109,7 @@ class PendingPeeks:
         return list(self._by_number.get(number, {}).values())
 
     def earliest(self, number: int) -> Time | None:
-        """Return the earliest time at which an index is to be read, or None."""
+        """Return the earliest time at which a pending peek reads an index, or None."""
         return min((p.peek.time for p in self._by_number.get(number, {}).values()), default=None)
 
     def validate(self) -> None:

@@ -147,7 +147,7 @@ class DataflowOrigin:
 
 
 class DataflowLink(ActorAddress[Any]):
-    """A dataflow's address of a worker, which signs all messages."""
+    """Address under which a dataflow sends to its worker. It adds the sender to each message."""
 
     __slots__ = ("_origin",)
 

@@ -258,7 +258,7 @@ class EngineClient:
         try:
             return await self._executor.ask(run)
         except get_cancelled_exc_class():
-            # Best effort: a job that is not canceled ends by itself, and its answer is discarded.
+            # Best effort: a job that is not canceled ends on its own, and its answer is discarded.
             with suppress(WouldBlock, ResourceClosed, ConnectionBroken):
                 self._executor.send_nowait(CancelJob(job.job_id))
             raise

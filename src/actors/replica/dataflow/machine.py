@@ -375,7 +375,8 @@ class DataflowMachine:
     # -- a step ------------------------------------------------------------------------------------
 
     def _cut(self, hi: Frontier) -> list[Effect]:
-        """Take the step's rows. Shorten the step if several of its times must not share a step."""
+        """Receive the step's rows. Shorten the step if several of its times must not share a
+        step."""
         deltas = self._take(hi)
         flat = [table for tables in deltas for table in tables]
         times = times_of(flat)
@@ -429,7 +430,7 @@ class DataflowMachine:
         )
 
     def _take(self, hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
-        """Take a step's rows, and record their size."""
+        """Receive a step's rows, and record their size."""
         held = sum(input_.held_bytes for input_ in self.inputs)
         deltas = take_rows(self.inputs, hi)
         self._step_bytes = held - sum(input_.held_bytes for input_ in self.inputs)

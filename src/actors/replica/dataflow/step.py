@@ -134,7 +134,7 @@ def last_stratum_of_run(
 ) -> int:
     """Return the last stratum of the run that starts with stratum `first`.
 
-    With `optimistic`, a stratum that seldom produces rows is assumed to produce none.
+    With `optimistic`, a stratum that rarely produces rows is assumed to produce none.
     """
     last = first
     made_here: list[str] = []
@@ -154,7 +154,7 @@ def last_stratum_of_run(
 def input_names(plan: DeltaPlan, first: int, last: int, *, optimistic: bool = False) -> list[str]:
     """Return the inputs that strata `first` to `last` read and do not produce themselves.
 
-    With `optimistic`, strata that seldom produce rows are assumed to produce none.
+    With `optimistic`, strata that rarely produce rows are assumed to produce none.
     """
     made_here = {InputKind.RESULT.text(index) for index in range(first, last + 1)}
     strata = plan.strata[first : last + 1]
@@ -395,7 +395,7 @@ class _StepOutput(msgspec.Struct):
         hidden: tuple[pa.Table, ...],
         written: tuple[tuple[BatchPart, ...], ...] = (),
     ) -> StepDeltas:
-        """Return deltas with this cost."""
+        """Return a step's deltas with this cost attached."""
         cost = self.spark_ms, self.prepared, self.wait_ms, self.work
         return StepDeltas(output, hidden, *cost, written)
 
@@ -419,7 +419,7 @@ async def _step_once(
     *,
     optimistic: bool,
 ) -> _StepOutput:
-    """Run all strata. With `optimistic`, assume that strata that seldom produce rows produce
+    """Run all strata. With `optimistic`, assume that strata that rarely produce rows produce
     none."""
     deltas, due, (lo, hi), name, quiet, divisible, weigh, whole_state, into_bucket = changes
     pairs_max = engine.settings.step_pairs_max
@@ -495,7 +495,7 @@ def full_job(
     the deltas. If `old` contents are given for the deltas, the answer is the difference to them.
     """
     last = len(plan.strata) - 1
-    # Strata that seldom produce rows are assumed to produce none.
+    # Strata that rarely produce rows are assumed to produce none.
     names = input_names(plan, 0, last, optimistic=plan.optimistic)
     inputs = {each: contents[n] for each, n in plan.whole_inputs().items() if each in names}
     if INTERVAL in names:

@@ -403,7 +403,7 @@ class StorageHalf:
             self._ctx.effect(lambda: self._ctx.stop_child(task), done=lambda _: None)
 
     async def _task_gone(self, number: int) -> None:
-        """Handle the end of a task, whether it was stopped or ended by itself."""
+        """Handle the end of a task, whether it was stopped or ended on its own."""
         self._tasks.pop(number, None)
         self._started_ms.pop(number, None)
         self._broken.pop(number, None)

@@ -150,7 +150,7 @@ class ThreadedClock(SystemClock):
         return result
 
     def _submit(self, function: Callable[[], Any]) -> _Call:
-        """Give a call to an idle thread or a new one, or queue it."""
+        """Pass a call to an idle thread or a new one, or queue it."""
         call = _Call(function)
         with self._lock:
             if self._closed:

@@ -31,7 +31,7 @@ class FlowWindow(ActorAddress[M]):
     def __init__(self, to: ActorAddress[M], limit: int) -> None:
         super().__init__(to._mailbox)
         self._limit = limit
-        """Most unfinished messages; unlimited once the mailbox has closed."""
+        """Maximum number of unfinished messages; unlimited once the mailbox has closed."""
         self._under_way = 0
         """Number of messages that were sent, or are being sent, and are not `done`."""
         self._waiting: deque[Future[None]] = deque()

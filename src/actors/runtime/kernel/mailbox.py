@@ -197,7 +197,7 @@ class BoundedMailbox(Generic[M]):
         """Length at which the queue is full: the limit, plus delivered messages, minus granted
         room; -1 once closed."""
         self._reserved = 0
-        """Number of delivered or put back messages in the queue, which do not count against the
+        """Number of queued messages that were delivered or put back, which do not count against the
         limit."""
         self._granted = 0
         """Room granted to senders that have not run yet."""

@@ -34,9 +34,9 @@ LENGTH: Final = struct.Struct(">H")
 BUSY_MAGIC: Final = b"PENSBUSY"
 """Magic of a listener that refuses the connection because it has too many."""
 BEARER_BYTES_MAX: Final = 4096
-"""Longest token."""
+"""Maximum length of a token."""
 TEXT_BYTES_MAX: Final = 255
-"""Longest identity."""
+"""Maximum length of an identity."""
 
 
 class HandshakeStream(Protocol):

@@ -33,9 +33,9 @@ from actors.runtime.transport.connection_gate import AcceptedConnection, Connect
 from actors.runtime.transport.security import TransportSecurity, for_listener
 
 REQUEST_BYTES_MAX: Final = 8_192
-"""Largest head of a request."""
+"""Maximum size of a request's head."""
 REQUEST_TIMEOUT_MS: Final = 5_000
-"""Longest duration of a connection, from its start to its end."""
+"""Maximum duration of a connection, from its start to its end."""
 
 log = logging.getLogger("penstock.http")
 

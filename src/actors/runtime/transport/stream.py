@@ -5,7 +5,7 @@ A `ByteStream` is the protocol of one asyncio transport (TCP, Unix or TLS). It r
 sends bytes in slices and waits while the peer is slow. After `watch`, one timer checks:
 
 - If nothing was written for ``keepalive_ms``, a keepalive is written.
-- If a reader waits and no bytes came for ``idle_timeout_ms``, the peer is considered gone.
+- If a reader waits and no bytes arrived for ``idle_timeout_ms``, the peer is considered gone.
 - If a reader has waited ``frame_timeout_ms`` in total for the rest of a frame, the peer is
   considered stuck.
 - If bytes wait to be written, here or in the kernel, and the peer has accepted none of them for
@@ -66,7 +66,7 @@ class ByteStream(asyncio.BufferedProtocol):
         self._frame_waited_s = 0.0
         """Time spent waiting for the rest of the current frame."""
         self._received = self._loop.time()
-        """Time at which bytes came last."""
+        """Time at which bytes last arrived."""
         self._held = False
         """True while the socket is not read because the buffer is full."""
         self._held_since = self._held_s = 0.0
@@ -100,7 +100,7 @@ class ByteStream(asyncio.BufferedProtocol):
         return self.frames.free_space()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Record that bytes came, and stop reading if the buffer is full."""
+        """Record that bytes arrived, and stop reading if the buffer is full."""
         self._received = self._loop.time()
         more = self.frames.advance(nbytes)
         if self.frames.room == 0:

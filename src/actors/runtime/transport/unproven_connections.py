@@ -1,7 +1,7 @@
 """Limits the connections of a listener that have not proved themselves yet. Pure.
 
 A connection is unproven from its first packet until its peer has completed what the listener
-requires, such as a login. Unproven connections have a separate limit, so that silent peers keep
+requires, such as a login. Unproven connections have a separate limit, so that silent peers lock
 nobody out: at the limit, the oldest unproven connection is dropped for a new one. But every
 connection gets at least `SPARED_MS` to prove itself. During a flood, new connections wait that long
 in the kernel's queue, so the flood cannot push out a login in progress.

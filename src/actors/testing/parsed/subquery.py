@@ -4,7 +4,8 @@ The subquery is resolved with the names of the outer query in scope. Its conjunc
 are the correlation: predicates of a semi join. IN adds one equality per column. NOT IN is an anti
 join only if no NULL can occur on either side: because other conjuncts exclude it, or by the types,
 which only Spark knows, so a `TypeClaim` is left for the probes to check. The same holds for the
-types of both sides of IN, which Spark compares by other rules than ``=`` when one of them is text.
+types of both sides of IN, which Spark compares by different rules than ``=`` when one of them is
+text.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ async def test_where_tls_is_set_nobody_cancels_in_the_clear(tmp_path: Path) -> N
 async def test_bytes_stuffed_before_the_handshake_are_refused(tmp_path: Path) -> None:
     async with pg_service(tmp_path, **secured(tmp_path)) as service:
         told = await said(service, SSL_REQUEST + startup())
-        assert b"came unencrypted after a request for encryption" in told
+        assert b"arrived after a request for encryption" in told
 
 
 async def test_this_machine_may_stay_in_the_clear_by_a_setting(tmp_path: Path) -> None:

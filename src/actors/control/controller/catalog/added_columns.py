@@ -67,8 +67,8 @@ async def add_columns(
     schema: TableSchema,
     comments: Mapping[str, str],
 ) -> CatalogChanged:
-    """Give a table this schema, which extends its own, and rebuild its indexes. The caller ensures
-    that no client write to the table is in progress.
+    """Replace a table's schema with this one, which extends it, and rebuild its indexes. The caller
+    ensures that no client write to the table is in progress.
 
     Raises `ObjectInUse` (a plain view or a sink uses all columns), `IncompatibleSchema`,
     `WriterFenced`, `StorageError`.

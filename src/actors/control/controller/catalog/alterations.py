@@ -64,7 +64,9 @@ async def alter_object(
             f"target lag"
         )
     if catalog.replacement(entry.id) is not None:
-        raise ObjectInUse(f"view {entry.name} is being replaced: wait for the end, or cancel it")
+        raise ObjectInUse(
+            f"view {entry.name} is being replaced: wait until that ends, or cancel it"
+        )
     if request.target_lag_ms is not None:
         changed = replace(changed, target_lag_ms=target_lag(request.target_lag_ms))
     policy = request.refresh_policy or entry.plan.policy

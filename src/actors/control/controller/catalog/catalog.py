@@ -349,8 +349,8 @@ class CatalogSnapshot:
             coming = self.replacement(entry.id)
             if coming is not None and coming.id not in gone:
                 raise ObjectInUse(
-                    f"{entry.kind} {entry.name} is being replaced: wait until that is done, or "
-                    "cancel it"
+                    f"{entry.kind} {entry.name} is being replaced: wait until that ends, "
+                    "or cancel it"
                 )
             users = [user for user in self.dependents(entry.id) if user.id not in gone]
             if users:

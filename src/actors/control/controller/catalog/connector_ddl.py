@@ -87,11 +87,15 @@ class NoConnectors:
 
     def source(self, configuration: ConnectorConfiguration, id: ObjectId) -> SourceConnector:
         """Raise `InvalidUsage`: no source kind is available."""
-        raise InvalidUsage(f"unknown source kind {configuration.kind!r}: this service has none")
+        raise InvalidUsage(
+            f"unknown source kind {configuration.kind!r}: this service supports no sources"
+        )
 
     def sink(self, configuration: ConnectorConfiguration, id: ObjectId) -> SinkConnector:
         """Raise `InvalidUsage`: no sink kind is available."""
-        raise InvalidUsage(f"unknown sink kind {configuration.kind!r}: this service has none")
+        raise InvalidUsage(
+            f"unknown sink kind {configuration.kind!r}: this service supports no sinks"
+        )
 
     def external_resource(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
         """Return "": there are no external resources."""
@@ -105,11 +109,11 @@ class NoConnectors:
         self, kind: str, config: bytes, *, privileged: bool = True
     ) -> ConnectorConfiguration:
         """Raise `InvalidUsage`: no source kind is available."""
-        raise InvalidUsage(f"unknown source kind {kind!r}: this service has none")
+        raise InvalidUsage(f"unknown source kind {kind!r}: this service supports no sources")
 
     def new_sink(self, kind: str, options: bytes) -> ConnectorConfiguration:
         """Raise `InvalidUsage`: no sink kind is available."""
-        raise InvalidUsage(f"unknown sink kind {kind!r}: this service has none")
+        raise InvalidUsage(f"unknown sink kind {kind!r}: this service supports no sinks")
 
 
 SOURCE_TABLES_MAX: Final = 256

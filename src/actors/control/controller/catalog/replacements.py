@@ -96,7 +96,7 @@ async def restart_view(
             return CatalogChanged(grown, seqno_after(seqno), altered=(made,))
     await store.drop_holds(catalog, replace(entry, dataflow=dataflow))
     raise PenstockError(
-        f"view {entry.name} steps too often to be handed over: nothing was changed; try again"
+        f"view {entry.name} changes too often to be handed over: nothing was changed; try again"
     )
 
 
@@ -189,7 +189,7 @@ async def check_computed(persist: PersistClient, name: str, replacement: Catalog
     if any(part.has_errors for batch in state.batches for part in batch.parts):
         raise ViewInError(
             f"the new query of {name} fails on the current rows, so the view is unchanged: run the "
-            f"query by itself to see the error"
+            f"query on its own to see the error"
         )
 
 

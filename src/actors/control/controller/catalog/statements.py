@@ -145,7 +145,7 @@ class StatementQueue:
         self._state.ctx.effect(answer, done=lambda _: None)
 
     def describe(self) -> str:
-        """Return a description of the running statement, for display."""
+        """Return a readable description of the running statement."""
         if self._backlog.running is None:
             return "no statement is running"
         statement = self._backlog.running.statement
@@ -264,7 +264,7 @@ class StatementQueue:
         return changed
 
     def open_times(self) -> None:
-        """Give the tables their first time, if they have none."""
+        """Set the tables' first time, if they have none."""
         state = self._state
         tables = any(entry.kind == TABLE for entry in state.catalog.objects)
         # Until then neither a table nor a view on it can be read. A crash or a store failure may
@@ -437,7 +437,8 @@ class StatementQueue:
     def _altered(
         self, catalog: CatalogSnapshot, entry: CatalogObject, traceparent: str | None
     ) -> None:
-        """Follow the change of an object's definition; `catalog` has the former one."""
+        """Apply a change of an object's definition to the running parts of the service. `catalog`
+        contains the former definition, `entry` the new one."""
         state, before = self._state, catalog.by_id(entry.id)
         self._forget_shards(before)
         if entry.shard is not None and entry.retain_history_ms != before.retain_history_ms:

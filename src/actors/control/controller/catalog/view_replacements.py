@@ -85,7 +85,7 @@ class ViewReplacements:
         if entry is None:
             return await store.create_view(catalog, seqno, statement)
         if catalog.replacement(entry.id) is not None:
-            raise ObjectInUse(f"view {entry.name} is already being replaced: wait until it is done")
+            raise ObjectInUse(f"view {entry.name} is already being replaced: wait until that ends")
         idle = entry.id in catalog.quarantined
         if idle:
             # Called only for its check: a quarantined view cannot hand over its shard.

@@ -201,7 +201,7 @@ class ConnectorObjects:
     # -- responses -------------------------------------------------------------------------------
 
     def responded(self, message: ReplicaResponse) -> ObjectId | None:
-        """Take a response. Return the object whose upper advanced, if one did."""
+        """Handle a response. Return the object whose upper advanced, if one did."""
         response: Response = message.response
         present = message.incarnation == self._incarnation
         if isinstance(response, StagedBatches):

@@ -185,7 +185,7 @@ class RunningCopies(OpenRequests[_Copy]):
     # -- progress ------------------------------------------------------------------------------
 
     def noted(self, status: StatusResponse) -> None:
-        """Take the status of a dataflow, which may be a copy's."""
+        """Handle the status of a dataflow, which may belong to a copy."""
         made = self._copies.get(status.id)
         if made is None or status.state not in ("waiting", "copying"):
             return
@@ -219,7 +219,7 @@ class RunningCopies(OpenRequests[_Copy]):
         return True
 
     def responded(self, response: CopyToResponse) -> None:
-        """Take a replica's response. The response of a copy that has ended is ignored."""
+        """Handle a replica's response. The response to a copy that has ended is ignored."""
         made = self._copies.get(response.id)
         if made is None:
             return

@@ -178,7 +178,7 @@ class FanoutStream(msgspec.Struct, eq=False, kw_only=True):
 
 
 class FanoutDelivery(msgspec.Struct, frozen=True, gc=False):
-    """The updates with ``lower <= time < upper`` that are to be sent to one member."""
+    """The updates with ``lower <= time < upper`` to send to one member."""
 
     member: FanoutMember
     lower: Frontier

@@ -40,11 +40,11 @@ from actors.runtime.errors import PenstockError
 from actors.runtime.progress import Time
 
 LOOP_KEYS_MAX = 256
-"""Most keys to look up on the event loop, in about 0.1 ms. For one key a thread takes 1.4 × as long
-(November 2026)."""
+"""Maximum number of keys to look up on the event loop, in about 0.1 ms. For one key a thread takes
+1.4 × as long (November 2026)."""
 
 _RESOLVED_MAX: Final = 1_024
-"""Most names whose resolution is remembered; beyond it, all are forgotten."""
+"""Maximum number of names whose resolution is cached; beyond it, the cache is cleared."""
 
 _Contents: TypeAlias = tuple[Arrangement, Sequence[ArrangementSnapshot]]
 """One of the arrangements that each hold a partition of some contents, and the contents of all."""

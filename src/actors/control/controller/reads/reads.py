@@ -179,7 +179,7 @@ class StashedTransfer:
 
     def __init__(self, stashed: PeekStashed) -> None:
         self.inline = stashed.inline
-        """First rows, which came with the answer itself; None once sent."""
+        """First rows, which arrived with the answer itself; None once sent."""
         self._left = deque(part.key for part in stashed.parts)
         """Keys of the parts still to be sent."""
         self._sent: str | None = None
@@ -522,7 +522,7 @@ class PendingReads(OpenRequests[_Pending]):
     # -- ending --------------------------------------------------------------------------------
 
     def answered(self, response: PeekResponse) -> None:
-        """Take the answer to a peek. The answer to a canceled one is dropped."""
+        """Handle the answer to a peek. The answer to a canceled peek is dropped."""
         number = self._by_uuid.get(response.uuid)
         result = response.result
         if number is None:

@@ -80,7 +80,7 @@ class PieceRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class PieceDue(msgspec.Struct, frozen=True, gc=False):
-    """A piece is to be read, again after a failure."""
+    """Time to read a piece; sent again after a failure."""
 
     holder: str
 
@@ -228,7 +228,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
     # -- batches -------------------------------------------------------------------------------
 
     def responded(self, response: SubscribeResponse) -> None:
-        """Take a batch. A batch of a dataflow without members is ignored."""
+        """Handle a batch. A batch of a dataflow without members is ignored."""
         members = self._fanout.members(response.id)
         match response.batch:
             case SubscribeBatch(error=None) as batch:

@@ -45,8 +45,8 @@ from actors.runtime.settings import REPLICAS_MAX, Settings
 #
 # The setting `replicas` gives the initial number: r1, r2, …. Names that are added or dropped at run
 # time are stored under the consensus key `replicas`, together with the value of the setting. If the
-# service starts with another value than the document's, the setting wins and the stored names are
-# forgotten.
+# service starts with a value different from the document's, the setting wins and the stored names
+# are forgotten.
 
 
 REPLICAS_KEY: Final = "replicas"
@@ -305,7 +305,8 @@ class ReplicasChanged(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicasFound(msgspec.Struct, frozen=True, gc=False):
-    """Replicas have come or gone on their own. Contains all current ones, each with its life id."""
+    """Replicas appeared or disappeared on their own. Contains all current ones, each with its life
+    id."""
 
     lives: Mapping[str, str]
 
@@ -438,7 +439,7 @@ class ComputeInstance:
     # --------------------------------------------------------
 
     def found(self, message: ReplicasFound) -> list[MergedResponses]:
-        """Connect to replicas that have come, and remove those that are gone."""
+        """Connect to replicas that were added, and remove those that are gone."""
         self._watch()
         lives = message.lives
         gone = [name for name, life in self._lives.items() if lives.get(name) != life]

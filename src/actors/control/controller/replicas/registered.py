@@ -150,7 +150,7 @@ class RegisteredReplicas:
         )
 
     async def stop(self, name: str) -> None:
-        """Do nothing: the replica ends by itself once it finds its registration gone."""
+        """Do nothing: the replica ends on its own once it finds its registration gone."""
 
     async def store_names(self, names: Sequence[str]) -> None:
         """Remove the registrations of all other replicas."""

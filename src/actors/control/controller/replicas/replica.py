@@ -247,9 +247,9 @@ def _written(dataflow: DataflowDescription) -> tuple[ShardId, ...]:
 log = logging.getLogger("penstock.controller")
 
 RESPONSES_PER_TURN_MAX: Final = 64
-"""Most responses that one turn of the controller handles."""
+"""Maximum number of responses that one turn of the controller handles."""
 TURNS_IN_FLIGHT_MAX: Final = 4
-"""Most such batches on their way from the connection to the controller."""
+"""Maximum number of such batches on their way from the connection to the controller."""
 
 
 class ReplicaClient(Protocol):
@@ -594,7 +594,7 @@ class ReplicaLink:
         return {"hydrating": self._gate.hydrating, "waiting": self._gate.waiting}
 
     def describe(self) -> str:
-        """Return the state of the connection, as text for display."""
+        """Return the state of the connection as readable text."""
         if self._client is None:
             why = self._why or "none"
             return f"{self._name}: connecting, attempt {self._attempts + 1}; last error: {why}"

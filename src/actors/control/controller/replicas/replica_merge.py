@@ -16,7 +16,7 @@ history. Responses are merged as follows:
   failed once it has failed on every connected replica;
 - copies: one replica makes a copy, and another takes over when that one is lost; the first answer
   counts;
-- statuses: the one of the replica whose dataflow is furthest ahead.
+- statuses: the status from the replica whose dataflow is furthest ahead counts.
 
 Compaction follows the joined frontier, that is, the fastest replica. A slower replica reads under
 leases of its own. A replica that was lost starts again at the `as_of` that the compactions have

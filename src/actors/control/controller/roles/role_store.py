@@ -266,9 +266,9 @@ class RoleStore:
             return
         if changed.locks_out:
             raise InvalidUsage(
-                "nobody could log in afterwards: clients would have to prove a role, but no role "
-                "with LOGIN has a password or a token; set a PASSWORD, or CREATE TOKEN FOR ROLE, "
-                "before ALTER ROLE … LOGIN"
+                "nobody could log in afterwards: clients would have to log in as a role, but no "
+                "role with LOGIN has a password or a token; set a PASSWORD, or CREATE TOKEN FOR "
+                "ROLE, before ALTER ROLE … LOGIN"
             )
 
     def _founding(self, queued: _QueuedChange) -> _QueuedChange:
@@ -363,7 +363,7 @@ class RoleStore:
             log.warning("owners or rights of objects could not be stored: %s", error)
 
     def describe(self) -> str:
-        """Return the number of roles, for display."""
+        """Return the number of roles as readable text."""
         return f"{len(self._state.access.registry.roles)} roles"
 
 

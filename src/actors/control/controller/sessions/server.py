@@ -453,7 +453,7 @@ class ClientSession(Actor[_SessionMessage]):
         self._out_bytes = 0
 
     def _drop_waiting(self, request: int) -> None:
-        """Remove a request's waiting answers: without the one before them they would be wrong."""
+        """Remove a request's waiting answers, which would be wrong without the one before them."""
         kept = [
             (each, traceparent)
             for each, traceparent in self._out
@@ -496,7 +496,7 @@ def _size(message: ServiceMessage) -> int:
 
 
 def _text_of(request: Request) -> str:
-    """Return a request as text for display, without its rows and options."""
+    """Return a request as readable text, without its rows and options."""
     if isinstance(request, RunQuery | DescribeQuery | ExplainQuery | CreateView):
         return request.sql
     named = objects_of(request) if isinstance(request, Traced) else ""

@@ -52,8 +52,8 @@ from actors.runtime.progress import TIME_MAX, Frontier, ObjectId, ShardId, Time
 from actors.runtime.settings import Settings
 
 LOOP_BYTES_MAX = 16 * 1024
-"""Largest group, in bytes, to process on the event loop; larger ones use a thread. With a thread,
-committing one row takes 2.6 × as long (November 2026)."""
+"""Maximum size of a group, in bytes, to process on the event loop; larger ones use a thread. With a
+thread, committing one row takes 2.6 × as long (November 2026)."""
 
 log = logging.getLogger("penstock.controller")
 
@@ -113,7 +113,7 @@ class TimestampOracle:
         self.reserved = max(self.reserved, reserved)
 
     def give(self, time: Time) -> Time:
-        """Give `time` out: later times are greater."""
+        """Record that `time` was given out: later times are greater."""
         assert self.last < time < self.reserved, (self.last, time, self.reserved)
         self.last = time
         return time

@@ -220,7 +220,7 @@ class CopiesFrom(OpenRequests[_Copy]):
     # -- progress ------------------------------------------------------------------------------
 
     def noted(self, statistics: ObjectStatistics) -> None:
-        """Take a copy's progress from its statistics."""
+        """Update a copy's progress from its statistics."""
         made = self._copies.get(statistics.id)
         if made is None or made.state != "reading":
             return
@@ -258,7 +258,7 @@ class CopiesFrom(OpenRequests[_Copy]):
         return True
 
     def staged(self, response: StagedBatches, *, present: bool) -> None:
-        """Take the cluster's answer. `present` is False if it came over a former connection."""
+        """Handle the cluster's answer. `present` is False if it came over a former connection."""
         result = response.result
         parts = parts_of(result) if isinstance(result, FilesStaged) else ()
         made = self._copies.get(response.uuid)

@@ -50,8 +50,8 @@ class TableTarget(msgspec.Struct, frozen=True):
 
 
 def check_definitions(changes: Sequence[tuple[TableTarget, TableChange]]) -> None:
-    """Raise `DefinitionChanged` if a writer made its rows for other columns than a table has now,
-    or filled them with other defaults."""
+    """Raise `DefinitionChanged` if a writer made its rows for columns other than those the table
+    has now, or filled them with other defaults."""
     for target, change in changes:
         for what, known, now in (
             ("columns", change.columns, target.schema.digest),

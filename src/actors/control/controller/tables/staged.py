@@ -5,7 +5,7 @@ append.
 for a table with a PRIMARY KEY, collects their keys. The write path then needs one append and, for
 such a table, one lookup whether any key exists (`check_absent`).
 
-A keyed table holds one row per key: a copy with a duplicate key, or with a key that exists already,
+A keyed table holds one row per key: a copy with a duplicate key, or with a key that already exists,
 is refused as a whole, and the error names the key. Keys are compared bit by bit, as in other
 writes.
 """

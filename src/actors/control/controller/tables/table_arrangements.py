@@ -37,16 +37,16 @@ from actors.runtime.progress import Frontier, ObjectId, Time
 log = logging.getLogger("penstock.controller")
 
 UNFED_ROWS_MAX = 256
-"""Most written rows to keep outside the arrangements, where they are looked up by key; with more,
-they are arranged. Arranging each row as it is written makes a commit of one row take 2.2 × as long
-(November 2026)."""
+"""Maximum number of written rows to keep outside the arrangements, where they are looked up by key;
+with more, they are arranged. Arranging each row as it is written makes a commit of one row take 2.2
+× as long (November 2026)."""
 LOOP_ROWS_MAX = 1_024
-"""Most rows to arrange on the event loop; more use a thread. With a thread, a commit of one row
-takes 3.8 × as long (November 2026)."""
+"""Maximum number of rows to arrange on the event loop; more use a thread. With a thread, a commit
+of one row takes 3.8 × as long (November 2026)."""
 MAINTAIN_EVERY: Final = 16
 """Number of inserts between two merges of an arrangement's runs."""
 PROBED_KEYS_MAX: Final = 16
-"""Most keys to probe one by one."""
+"""Maximum number of keys to probe one by one."""
 
 WrittenUpdates: TypeAlias = Sequence[tuple[TableTarget, pa.Table]]
 """Updates of one commit, by table."""
@@ -235,7 +235,7 @@ class TableArrangements:
     # -- feeding -------------------------------------------------------------------------------
 
     def note_written(self, written: WrittenUpdates, upper: Frontier) -> None:
-        """Note the updates of a commit, and the upper after it."""
+        """Record the updates of a commit, and the upper after it."""
         held = [each for each in written if each[0].id in self._held]
         self._unfed.add(held, upper)
 

@@ -25,7 +25,7 @@ from actors.runtime.progress import Frontier, ObjectId, is_empty
 log = logging.getLogger("penstock.controller")
 
 HISTORY_STEPS: Final = 20
-"""Most ticks made after the last write to release retained history."""
+"""Maximum number of ticks made after the last write to release retained history."""
 
 
 class TablesTicked(msgspec.Struct, frozen=True, gc=False):

@@ -221,7 +221,7 @@ class CatalogDatabase:
             for number, place in enumerate(index["indkey"], start=1):
                 if 0 < place <= len(of_relation):
                     column = of_relation[place - 1]
-                    # An index may store another type than its column: a `name` as a C string.
+                    # An index may store a different type than its column: a `name` as a C string.
                     kind = key_types.get(index["indclass"][number - 1]) or column.declared
                     row = attribute_row(index["indexrelid"], number, column.name, types[kind])
                     yield row | {"attcollation": column.collation}

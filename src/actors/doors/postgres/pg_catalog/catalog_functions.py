@@ -129,7 +129,7 @@ class CatalogFunctions:
         return self._signal(pid, end=True)
 
     def _signal(self, pid: int | None, *, end: bool) -> int | None:
-        """Record that a session is to be canceled or ended. Return whether it exists."""
+        """Request that a session be canceled or ended. Return whether it exists."""
         # The function is strict.
         if pid is None:
             return None

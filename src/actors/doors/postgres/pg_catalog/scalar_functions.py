@@ -185,7 +185,7 @@ _SIZES: Final = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 def format_size(size: int) -> str:
-    """Format a size in bytes for display.
+    """Format a size in bytes in readable units.
 
     >>> format_size(8192), format_size(123456789)
     ('8192 bytes', '118 MB')

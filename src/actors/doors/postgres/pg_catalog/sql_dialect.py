@@ -229,7 +229,7 @@ def called_name(node: Any) -> str:
 
 
 def refuse_unread(node: Any, *read: str) -> None:
-    """Raise `CatalogQueryError` if a node has other parts than those in `read`, which the compiler
+    """Raise `CatalogQueryError` if a node has parts other than those in `read`, which the compiler
     would ignore."""
     for part, value in node.args.items():
         if value and part not in read:

@@ -78,7 +78,7 @@ class SharedCatalog:
     def show(self, objects: Sequence[CatalogObjectRow], roles: Sequence[CatalogRoleRow]) -> None:
         """Replace the objects and roles in the database, unless they are the same."""
         content = (tuple(objects), tuple(roles))
-        # Comparing is cheaper than filling the rows, and objects seldom change.
+        # Comparing is cheaper than filling the rows, and objects rarely change.
         if content == self._shown:
             return
         self._version += 1

@@ -34,7 +34,7 @@ _OWN_SCHEMAS: Final = ("", "public", "default")
 _PARAMETER: Final = "penstock parameter "
 _KEPT_CHARACTERS_MAX: Final = 4_096
 _NUMBERS: Final = (pg.INT2, pg.INT4, pg.INT8, pg.NUMERIC, pg.FLOAT4, pg.FLOAT8)
-"""Numeric types. The result of an operator has the later type of its operands."""
+"""Numeric types in ascending order: an operator returns the higher type of its operands."""
 _CLOCKS: Final = (pg.TIMESTAMP, pg.TIMESTAMPTZ)
 _SAME: Final = (exp.Coalesce, exp.Greatest, exp.Least, exp.Nullif)
 _TEXTS: Final = (exp.Lower, exp.Upper, exp.Concat, exp.DPipe, exp.Substring, exp.Trim)

@@ -134,7 +134,7 @@ class ChangesReader(DataSourceStreamReader, _AvailableNow):  # type: ignore[misc
             beyond = begin if isinstance(limit, _LIMITS.ReadMaxRows) else EMPTY
             state, upper = await self._looked(stores, begin, beyond)
             if upper <= begin:
-                # Spark asks again at once, a hundred times per second.
+                # Spark asks again immediately, a hundred times per second.
                 await anyio.sleep(self._loaded.settings.store_poll_ms / 1000)
                 state, upper = await self._looked(stores, begin, beyond)
             await self._hold(stores, state, begin, moved=False)
@@ -368,7 +368,7 @@ def check_shape(loaded: LoadedFrame, schema: StructType) -> None:
 
 
 class PenstockReader(DataSourceReader):  # type: ignore[misc]
-    """A batch read: rows at a time, or changes up to it."""
+    """A batch read: the rows as of a timestamp, or the changes up to one."""
 
     def __init__(self, loaded: LoadedFrame, schema: StructType) -> None:
         self._loaded = loaded
