@@ -53,7 +53,7 @@ from actors.model.protocol.internal import (
     TaggedResponses,
 )
 from actors.runtime.errors import ConnectionBroken, ResourceClosed
-from actors.runtime.kernel import Actor, ActorAddress, CoalescingOutbox, ReplySlot
+from actors.runtime.kernel import Actor, ActorAddress, CoalescingOutbox, FlowWindow, ReplySlot
 from actors.runtime.measurement import Measurement
 from actors.runtime.metric_table import ADAPTER_RESPONSES, OUTBOX_MESSAGES, RESPONSES_SENT
 from actors.runtime.progress import Nonce
@@ -144,10 +144,14 @@ class AdapterStatistics(msgspec.Struct, frozen=True, gc=False):
     """Responses held back now, since the stash is full."""
     commands: int
     """Commands passed to the worker."""
+    commands_in_flight: int
+    """Commands passed to the worker which it has not put into the order yet."""
     commands_dropped: int
     """Commands of clients that were not served any more."""
     nonce: Nonce | None
     """The client that is served now."""
+    since_ms: int | None
+    """Time since when it is served, in Unix ms."""
     waiting: int
     """Clients that wait for their predecessor to leave."""
 
@@ -342,6 +346,8 @@ class ChannelAdapter(Actor[AdapterMessage]):
         """The messages of clients that wait for their turn."""
         self._client: ActorAddress[Any] | None = None
         """The client that is served; None between two clients."""
+        self._since_ms = 0
+        """When the last client's turn began, in Unix ms."""
         self._held: deque[TaggedResponse] = deque()
         """Unacknowledged responses for which the stash had no room. Judged again when a client
         connects, dropped by a response of the current nonce."""
@@ -411,6 +417,7 @@ class ChannelAdapter(Actor[AdapterMessage]):
     async def _serve(self, nonce: Nonce) -> None:
         arrival = self._arrivals.pop(nonce)
         self._client = arrival.client
+        self._since_ms = self.ctx.now_ms()
         for response in self._rules.connect(nonce):
             # Without a serial: the response was acknowledged to the worker when it was stashed.
             self._delivered += 1
@@ -506,8 +513,12 @@ class ChannelAdapter(Actor[AdapterMessage]):
             stashed=self._rules.stashed,
             holding=len(self._held),
             commands=self._commands,
+            commands_in_flight=(
+                self._window.under_way if isinstance(self._window, FlowWindow) else 0
+            ),
             commands_dropped=self._commands_dropped,
             nonce=self._turns.served,
+            since_ms=self._since_ms if self._turns.served is not None else None,
             waiting=self._turns.waiting,
         )
 

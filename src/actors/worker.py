@@ -225,7 +225,7 @@ class Worker(Actor[WorkerMessage]):
         )
         self._tasks = InputTasks(context)
         self._installs = IndexInstaller(context)
-        self._peeking = PeekRunner(context, self._persist, self._logs)
+        self._peeking = PeekRunner(context, self._persist, self._logs, self._adapters)
         # Worker 0 clears the stash for all workers. A replica process leaves it alone: results of
         # other replicas may still be on their way to a client.
         if self._index == 0 and self._persist.commanded is None:

@@ -149,7 +149,9 @@ def house(
 async def counts(adapter: SubjectActor[Any]) -> dict[str, Any]:
     """The statistics that are not zero."""
     statistics: AdapterStatistics = await adapter.ask(InspectAdapter)
-    return {name: value for name, value in msgspec.structs.asdict(statistics).items() if value}
+    found = {name: value for name, value in msgspec.structs.asdict(statistics).items() if value}
+    found.pop("since_ms", None)
+    return found
 
 
 @both_halves

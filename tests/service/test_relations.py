@@ -282,3 +282,22 @@ async def test_what_cannot_be_done_with_a_relation_is_refused_by_name(tmp_path: 
         large = await refused(InvalidUsage, client.peek("penstock.actors"))
         assert "result_bytes_max" in large
         assert (await client.peek("penstock.actors", columns=["path"])).num_rows > 5
+
+
+async def test_adapters_show_their_client_and_what_they_did(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=3) as world:
+        await world.client.insert("t", [{"k": 100, "v": 7}])
+        rows = await world.rows("adapters")
+        found = sorted((row["half"], row["worker"]) for row in rows)
+        assert found == [(half, worker) for half in ("compute", "storage") for worker in range(3)]
+        of = {(row["half"], row["worker"]): row for row in rows}
+        for half in ("compute", "storage"):
+            clients = {of[half, worker]["client"] for worker in range(3)}
+            assert len(clients) == 1
+            assert None not in clients
+        assert all(row["since_ms"] > 0 and row["clients_waiting"] == 0 for row in rows)
+        # Worker 0 orders the commands of the compute half, and all workers answer them.
+        assert of["compute", 0]["commands"] > 0
+        assert of["compute", 1]["commands"] == of["compute", 2]["commands"] == 0
+        assert all(of["compute", worker]["forwarded"] > 0 for worker in range(3))
+        assert all(of["storage", worker]["commands"] > 0 for worker in range(3))

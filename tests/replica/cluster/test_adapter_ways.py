@@ -137,7 +137,11 @@ class Campaign:
     async def statistics(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for each in (await self.cluster.statistics()).adapters:
-            counts = {k: v for k, v in msgspec.structs.asdict(each).items() if k != "nonce"}
+            counts = {
+                k: v
+                for k, v in msgspec.structs.asdict(each).items()
+                if k not in ("nonce", "since_ms")
+            }
             found.update(counts)
         return found
 

@@ -405,7 +405,8 @@ class DelayedAddress(ActorAddress[Any]):
             await super().send(message)
 
     def _way(self, message: Any) -> _Way:
-        return self._ways.setdefault(message.nonce, _Way(self._inner.send))
+        # A request for statistics is of no connection.
+        return self._ways.setdefault(getattr(message, "nonce", ""), _Way(self._inner.send))
 
     def send_nowait(self, message: Any) -> None:
         """Send, perhaps delayed."""

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from actors.channel_adapter import AdapterStatistics
 from actors.durable.arrangement.hashing import Hashes
 from actors.durable.arrangement.shared import SharedStatistics
 from actors.model.plan.schema import DIFF, ERROR
@@ -35,7 +36,7 @@ from actors.model.protocol.compute import (
     SubscribeExport,
     ViewExport,
 )
-from actors.model.protocol.internal import InputStatistics
+from actors.model.protocol.internal import Half, InputStatistics
 from actors.model.protocol.relations import PREFIX, SystemRelation, worker_relation
 from actors.replica.compute.events import LogReconciliation
 from actors.replica.compute.peeks import PeekSpec
@@ -53,6 +54,9 @@ _STEPS: Final = worker_relation(f"{PREFIX}steps")
 _HYDRATING: Final = ("suspended", "hydrating")
 PARTS_IN_FLIGHT: Final = f"{PREFIX}parts_in_flight"
 """Name of the relation whose rows come from asking the dataflows."""
+ADAPTERS: Final = f"{PREFIX}adapters"
+"""Name of the relation whose rows come from asking the adapters."""
+_ADAPTERS: Final = worker_relation(ADAPTERS)
 
 
 # -- rows as contents ------------------------------------------------------------------------------
@@ -199,15 +203,16 @@ class WorkerLogs:
         self.steps = StepLog(rows_max)
         self.reconciliation = ReconciliationLog()
 
-    def rows(self, name: str, inputs: Sequence[InputStatistics] = ()) -> Iterator[Row]:
+    def rows(self, name: str, answers: Sequence[Any] = ()) -> Iterator[Row]:
         """Return the rows of a relation.
 
-        `inputs` are the dataflows' answers, for `parts_in_flight`. Raise `UnknownObject` if the
-        workers do not keep the relation.
+        `answers` are those of the actors that were asked: the dataflows' `InputStatistics` for
+        `parts_in_flight`, and for `adapters` pairs of a half and its `AdapterStatistics`. Raise
+        `UnknownObject` if the workers do not keep the relation.
         """
-        return ((self._replica, *row) for row in self._rows(worker_relation(name), inputs))
+        return ((self._replica, *row) for row in self._rows(worker_relation(name), answers))
 
-    def _rows(self, relation: SystemRelation, inputs: Sequence[InputStatistics]) -> Iterator[Row]:
+    def _rows(self, relation: SystemRelation, answers: Sequence[Any]) -> Iterator[Row]:
         """Return the rows without the replica's name."""
         worker = self._state.index
         match relation.name.removeprefix(PREFIX):
@@ -222,7 +227,9 @@ class WorkerLogs:
             case "steps":
                 return self.steps.rows(worker)
             case "parts_in_flight":
-                return (_input_row(worker, each) for each in inputs)
+                return (_input_row(worker, each) for each in answers)
+            case "adapters":
+                return (_adapter_row(worker, half, each) for half, each in answers)
             case "hydration":
                 return self._hydration(worker)
             case _:
@@ -378,6 +385,17 @@ def _dataflow_row(
         text,
         steps,
         ", ".join(imported.shard for imported in description.imports),
+    )
+
+
+def _adapter_row(worker: int, half: Half, each: AdapterStatistics) -> Row:
+    return _ADAPTERS.row(
+        each,
+        worker=worker,
+        half=half,
+        client=each.nonce,
+        clients_waiting=each.waiting,
+        held=each.holding,
     )
 
 

@@ -12,15 +12,16 @@ removed by the next collection.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from actors.channel_adapter import AdapterStatistics, InspectAdapter
 from actors.durable.arrangement.gathered_updates import CollectionContents, GatheredUpdates
 from actors.durable.persist import BatchPart, PartFilter, PersistClient
 from actors.model.plan.schema import DIFF, ERROR, TableSchema
@@ -34,10 +35,10 @@ from actors.model.protocol.compute import (
     ShardImport,
     ShardTarget,
 )
-from actors.model.protocol.internal import InputStatistics, InspectInputs
+from actors.model.protocol.internal import Half, InputStatistics, InspectInputs
 from actors.model.protocol.relations import worker_relation
 from actors.replica.compute.events import PeekDone, PeekResult, StartPeek
-from actors.replica.compute.logs import PARTS_IN_FLIGHT, WorkerLogs, answer
+from actors.replica.compute.logs import ADAPTERS, PARTS_IN_FLIGHT, WorkerLogs, answer
 from actors.replica.compute.peeks import (
     PeekSpec,
     PeekStash,
@@ -53,7 +54,7 @@ from actors.runtime.errors import (
     PenstockError,
     ResourceClosed,
 )
-from actors.runtime.kernel import ActorClock, RunningEffect
+from actors.runtime.kernel import ActorAddress, ActorClock, RunningEffect
 from actors.runtime.progress import Time
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import BYTES, TRACEPARENT, WORKER_PEEK
@@ -167,8 +168,16 @@ async def shard_answer(
 class PeekRunner:
     """Starts and stops the peeks of a worker."""
 
-    def __init__(self, context: WorkerContext, persist: PersistClient, logs: WorkerLogs) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        persist: PersistClient,
+        logs: WorkerLogs,
+        adapters: Mapping[Half, Sequence[ActorAddress[Any]]],
+    ) -> None:
+        """`adapters`: those of all workers, by half."""
         self._context = context
+        self._adapters = adapters
         self._persist = persist
         self._logs = logs
         self._running: dict[int, RunningEffect] = {}
@@ -257,11 +266,23 @@ class PeekRunner:
 
     async def _log_answer(self, peek: Peek, bytes_max: int, inline_max: int) -> PeekResult:
         relation = worker_relation(peek.target.id)
-        inputs: list[InputStatistics] = []
+        answers: Sequence[Any] = ()
         if relation.name == PARTS_IN_FLIGHT:
-            inputs = await self._inputs()
-        made = answer(relation, self._logs.rows(relation.name, inputs), peek, inline_max)
+            answers = await self._inputs()
+        elif relation.name == ADAPTERS:
+            answers = await self._adapter_statistics()
+        made = answer(relation, self._logs.rows(relation.name, answers), peek, inline_max)
         return await self.stash.answer(made, bytes_max)
+
+    async def _adapter_statistics(self) -> list[tuple[Half, AdapterStatistics]]:
+        """Return the statistics of this worker's adapters, without those that do not answer in
+        time."""
+        found: list[tuple[Half, AdapterStatistics]] = []
+        for half, adapters in self._adapters.items():
+            with suppress(ResourceClosed, ConnectionBroken, ActorDead, DeadlineExceeded):
+                asked = await adapters[self._context.index].ask(InspectAdapter, INSPECT_TIMEOUT_MS)
+                found.append((half, asked))
+        return found
 
     async def _inputs(self) -> list[InputStatistics]:
         """Return the dataflows' reports about their inputs, without those that do not answer in
