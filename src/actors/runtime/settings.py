@@ -124,7 +124,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Maximum number of connections of each listener before their login is complete. They are
     counted separately; one more drops the oldest of them."""
     unproven_bytes_max: int = 16 * 1024
-    """Maximum number of bytes of a frame, message or password that a client may send before its login is complete."""
+    """Maximum size of a frame, message or password before the client's login is complete, in
+    bytes."""
     stash_responses_max: int = 4096
     """Maximum number of responses that one channel adapter stashes for connections to come."""
     commands_in_flight_max: int = 32
@@ -494,8 +495,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     audit_statements: bool = False
     """Logs every statement of SQL and Spark Connect clients to `penstock.audit`."""
     audit_text_characters_max: int = 4_096
-    """Maximum number of characters of a statement's text in a line of the audit log; the rest is cut
-    off."""
+    """Maximum number of characters of a statement in a line of the audit log."""
 
     # the WAL's acceptor; see `actors.wal`
     wal_listen: str = "127.0.0.1:5454"
@@ -562,9 +562,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics_listen: str = ""
     """host:port of the pages for monitoring: metrics, health and readiness; empty: none."""
     http_connections_max: int = 32
-    """Maximum number of connections to the metrics pages at a time; one more closes the one that has
-    waited
-    longest."""
+    """Maximum number of simultaneous connections to the monitoring pages; one more closes the one
+    that has waited longest."""
 
     # stopping
     shutdown_deadline_ms: int = 15_000
