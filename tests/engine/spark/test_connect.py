@@ -664,7 +664,7 @@ def test_a_server_of_another_release(
     server: ConnectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyspark.__version__", "4.9.0")
-    told = r"is Spark 4\.\d\.\d+, and PySpark 4\.9\.0 is .* pip install 'pyspark==4\.\d\.\*'"
+    told = r"is Spark 4\.\d\.\d+, but PySpark 4\.9\.0 is .* pip install 'pyspark==4\.\d\.\*'"
     with pytest.raises(EngineUnavailable, match=told):
         open_remote(Settings(spark_master=server.url), tmp_path)
 

@@ -268,7 +268,7 @@ def compiling(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Itera
         tmp_path_factory.mktemp("compiling"),
         for_short_lives(settings),
         java,
-        constants={"prepared.INTERPRETED_ROWS_MAX": 2},
+        constants={"prepared_steps.INTERPRETED_ROWS_MAX": 2},
     )
     yield made
     made.close()
@@ -590,7 +590,7 @@ def test_a_rehearsed_plan_is_there_and_a_step_waits_for_it(child: ChildProcess) 
 def test_a_step_uses_a_wider_plan_until_its_own_pays(tmp_path: Path, java: JavaHome) -> None:
     """One of more changes and of several times serves it, with the same rows."""
     settings = for_short_lives(Settings(spark_master="local[1]"))
-    child = ChildProcess(tmp_path, settings, java, constants={"prepared.WIDER_USES_MAX": 2})
+    child = ChildProcess(tmp_path, settings, java, constants={"prepared_steps.WIDER_USES_MAX": 2})
     for plan, last, inputs in (("union", 0, "d0 d1"), ("three", 1, "d0 d1 d2 s0 s1 s2")):
         name = prepare(child, plan_of(*PLANS[plan]))
         before = slots_of(child)

@@ -121,14 +121,14 @@ def check_server(place: str, server: str, installed: str) -> None:
     Traceback (most recent call last):
     ...
     actors.runtime.errors.EngineUnavailable: the Spark Connect server at a:15002 is Spark 4.1.2, \
-but PySpark 4.3.0 is installed here, and views may mean something else to it: \
+but PySpark 4.3.0 is installed here, and the two may interpret a view differently: \
 pip install 'pyspark==4.1.*'
     """
     if release_of(server) == release_of(installed):
         return
     told = (
         f"the Spark Connect server at {place} is Spark {server}, but PySpark {installed} is"
-        " installed here, and views may mean something else to it: "
+        " installed here, and the two may interpret a view differently: "
     )
     if OLDEST <= release_of(server) <= NEWEST:
         raise EngineUnavailable(f"{told}pip install 'pyspark=={_text(release_of(server))}.*'")
