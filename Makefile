@@ -153,7 +153,7 @@ lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml
 	@set -e; compile='$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url --no-header'; \
 	$$compile --group build -o requirements/build.txt; \
 	$$compile pyproject.toml --extra server -c requirements/build.txt -o requirements/base.txt; \
-	printf 'click<8.2\n-c requirements/build.txt\n' | $$compile pyproject.toml --resolution lowest-direct \
+	printf 'click<8.2\npyspark>=4.3\n-c requirements/build.txt\n' | $$compile pyproject.toml --resolution lowest-direct \
 	  --extra server --extra connect --extra postgres --extra delta --extra jwt -c - -o requirements/lowest.txt; \
 	sed -n '/^connect = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml | \
 	  $$compile -c requirements/build.txt -c requirements/base.txt - -o requirements/connect.txt; \
@@ -230,8 +230,8 @@ $(SITE)/.made: $(VENV)/.made requirements/docs.txt
 	  --require-hashes --requirement requirements/docs.txt
 	@touch $@
 
-# The development tools as they are pinned, then the lowest of what the service needs. The project's
-# own files come by a path.
+# The development tools as they are pinned, then the lowest of what the service needs, but the newest
+# Spark: `make matrix` tries the older ones. The project's own files come by a path.
 $(LOWEST)/.made: $(VENV)/.made requirements/build.txt requirements/dev.txt requirements/java.txt requirements/demo.txt requirements/lowest.txt
 	@echo 'installing requirements/lowest.txt (Spark is large: this can take minutes)'
 	@$(PYTHON) -m venv --clear $(LOWEST)

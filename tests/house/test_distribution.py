@@ -146,6 +146,9 @@ def test_users_get_ranges_and_each_lower_bound_is_tried(root: Path) -> None:
     for extra in ("", "server", "connect", "postgres", "delta", "jwt"):
         listed = project["optional-dependencies"][extra] if extra else project["dependencies"]
         for each in listed:
+            # Older releases of Spark are tried by `make matrix`.
+            if each.startswith("pyspark"):
+                continue
             found = re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)(?:,<[\d.]+)?", each)
             assert found, f"{each}: not a range with a lower bound"
             tried = lowest[found[1]].split(".")
