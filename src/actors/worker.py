@@ -30,7 +30,13 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.channel_adapter import ClientGone, ResponsesForwarded, outbox_measures, send_responses
+from actors.channel_adapter import (
+    ClientGone,
+    InspectAdapter,
+    ResponsesForwarded,
+    outbox_measures,
+    send_responses,
+)
 from actors.connectors.storage_connectors import StorageConnectors
 from actors.durable.persist import PersistClient
 from actors.model.protocol.compute import (
@@ -40,6 +46,7 @@ from actors.model.protocol.compute import (
     StatusResponse,
 )
 from actors.model.protocol.internal import (
+    AdapterStatistics,
     BatchEmitted,
     CopyFinished,
     DataflowProgress,
@@ -60,7 +67,7 @@ from actors.replica.compute.index_installer import IndexInstaller
 from actors.replica.compute.input_tasks import InputTasks
 from actors.replica.compute.logs import WorkerLogs
 from actors.replica.compute.outbox import ResponseOutbox
-from actors.replica.compute.peek_runner import PeekRunner
+from actors.replica.compute.peek_runner import INSPECT_TIMEOUT_MS, PeekRunner
 from actors.replica.compute.reconciliation import ReconcileObstacle
 from actors.replica.compute.rendering import (
     ActorFactory,
@@ -225,7 +232,9 @@ class Worker(Actor[WorkerMessage]):
         )
         self._tasks = InputTasks(context)
         self._installs = IndexInstaller(context)
-        self._peeking = PeekRunner(context, self._persist, self._logs, self._adapters)
+        self._peeking = PeekRunner(
+            context, self._persist, self._logs, self._ask_adapter, tuple(self._adapters)
+        )
         # Worker 0 clears the stash for all workers. A replica process leaves it alone: results of
         # other replicas may still be on their way to a client.
         if self._index == 0 and self._persist.commanded is None:
@@ -461,6 +470,11 @@ class Worker(Actor[WorkerMessage]):
             self._logs.steps.note(rendered, status, self.ctx.now_ms())
 
     # -- for display -------------------------------------------------------------------------------
+
+    async def _ask_adapter(self, half: Half) -> AdapterStatistics:
+        adapter = self._adapters[half][self._index]
+        found: AdapterStatistics = await adapter.ask(InspectAdapter, INSPECT_TIMEOUT_MS)
+        return found
 
     def _statistics(self) -> WorkerStatistics:
         state = self._state

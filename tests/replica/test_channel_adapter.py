@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.channel_adapter import (
-    AdapterStatistics,
     ChannelAdapter,
     ClientGone,
     ClientTurns,
@@ -33,7 +32,13 @@ from actors.model.protocol.compute import (
     Hello,
     Response,
 )
-from actors.model.protocol.internal import AnyResponse, Half, TaggedCommand, TaggedResponse
+from actors.model.protocol.internal import (
+    AdapterStatistics,
+    AnyResponse,
+    Half,
+    TaggedCommand,
+    TaggedResponse,
+)
 from actors.model.protocol.storage import FrontierUpper
 from actors.runtime.errors import ResourceClosed
 from actors.runtime.kernel import ReplySlot

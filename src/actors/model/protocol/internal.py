@@ -306,6 +306,33 @@ class BatchEmitted(msgspec.Struct, frozen=True, gc=False, tag="Emitted"):
     upper: Frontier
 
 
+class AdapterStatistics(msgspec.Struct, frozen=True, gc=False):
+    """Counts since the start, and what the adapter keeps now."""
+
+    forwarded: int
+    """Responses passed to the client that was connected."""
+    delivered: int
+    """Responses passed from the stash to a client that connected later."""
+    dropped: int
+    """Responses to clients that were displaced, have left, or never came."""
+    stashed: int
+    """Responses in the stash now."""
+    holding: int
+    """Responses held back now, since the stash is full."""
+    commands: int
+    """Commands passed to the worker."""
+    commands_in_flight: int
+    """Commands passed to the worker which it has not put into the order yet."""
+    commands_dropped: int
+    """Commands of clients that were not served any more."""
+    nonce: Nonce | None
+    """The client that is served now."""
+    since_ms: int | None
+    """Time since when it is served, in Unix ms."""
+    waiting: int
+    """Clients that wait for their predecessor to leave."""
+
+
 class InputStatistics(msgspec.Struct, frozen=True, gc=False, tag="SourceStatistics"):
     """Parts and rows of one input of a dataflow that wait for a step. Sizes are in bytes."""
 

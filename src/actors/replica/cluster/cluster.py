@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from actors.channel_adapter import AdapterStatistics, ChannelAdapter, InspectAdapter
+from actors.channel_adapter import ChannelAdapter, InspectAdapter
 from actors.connectors.storage_connectors import StorageConnectors
 from actors.durable.arrangement import SharedArrangements
 from actors.durable.persist import PersistClient
@@ -28,7 +28,7 @@ from actors.model.protocol.compute import (
     DataflowDescription,
     Hello,
 )
-from actors.model.protocol.internal import Half
+from actors.model.protocol.internal import AdapterStatistics, Half
 from actors.replica.cluster.client import LocalClient
 from actors.replica.cluster.connection import (
     AcceptorMessage,

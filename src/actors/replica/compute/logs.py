@@ -19,7 +19,6 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from actors.channel_adapter import AdapterStatistics
 from actors.durable.arrangement.hashing import Hashes
 from actors.durable.arrangement.shared import SharedStatistics
 from actors.model.plan.schema import DIFF, ERROR
@@ -36,7 +35,7 @@ from actors.model.protocol.compute import (
     SubscribeExport,
     ViewExport,
 )
-from actors.model.protocol.internal import Half, InputStatistics
+from actors.model.protocol.internal import AdapterStatistics, Half, InputStatistics
 from actors.model.protocol.relations import PREFIX, SystemRelation, worker_relation
 from actors.replica.compute.events import LogReconciliation
 from actors.replica.compute.peeks import PeekSpec

@@ -12,7 +12,7 @@ removed by the next collection.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,6 @@ import anyio
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.channel_adapter import AdapterStatistics, InspectAdapter
 from actors.durable.arrangement.gathered_updates import CollectionContents, GatheredUpdates
 from actors.durable.persist import BatchPart, PartFilter, PersistClient
 from actors.model.plan.schema import DIFF, ERROR, TableSchema
@@ -35,7 +34,12 @@ from actors.model.protocol.compute import (
     ShardImport,
     ShardTarget,
 )
-from actors.model.protocol.internal import Half, InputStatistics, InspectInputs
+from actors.model.protocol.internal import (
+    AdapterStatistics,
+    Half,
+    InputStatistics,
+    InspectInputs,
+)
 from actors.model.protocol.relations import worker_relation
 from actors.replica.compute.events import PeekDone, PeekResult, StartPeek
 from actors.replica.compute.logs import ADAPTERS, PARTS_IN_FLIGHT, WorkerLogs, answer
@@ -54,7 +58,7 @@ from actors.runtime.errors import (
     PenstockError,
     ResourceClosed,
 )
-from actors.runtime.kernel import ActorAddress, ActorClock, RunningEffect
+from actors.runtime.kernel import ActorClock, RunningEffect
 from actors.runtime.progress import Time
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import BYTES, TRACEPARENT, WORKER_PEEK
@@ -173,11 +177,14 @@ class PeekRunner:
         context: WorkerContext,
         persist: PersistClient,
         logs: WorkerLogs,
-        adapters: Mapping[Half, Sequence[ActorAddress[Any]]],
+        ask_adapter: Callable[[Half], Awaitable[AdapterStatistics]],
+        halves: Sequence[Half],
     ) -> None:
-        """`adapters`: those of all workers, by half."""
+        """`ask_adapter` asks the adapter of one of these halves of this worker. Raises as
+        `ActorAddress.ask`."""
         self._context = context
-        self._adapters = adapters
+        self._ask_adapter = ask_adapter
+        self._halves = halves
         self._persist = persist
         self._logs = logs
         self._running: dict[int, RunningEffect] = {}
@@ -278,10 +285,9 @@ class PeekRunner:
         """Return the statistics of this worker's adapters, without those that do not answer in
         time."""
         found: list[tuple[Half, AdapterStatistics]] = []
-        for half, adapters in self._adapters.items():
+        for half in self._halves:
             with suppress(ResourceClosed, ConnectionBroken, ActorDead, DeadlineExceeded):
-                asked = await adapters[self._context.index].ask(InspectAdapter, INSPECT_TIMEOUT_MS)
-                found.append((half, asked))
+                found.append((half, await self._ask_adapter(half)))
         return found
 
     async def _inputs(self) -> list[InputStatistics]:
