@@ -225,7 +225,7 @@ async def test_what_cannot_be_is_refused_with_the_file_and_nothing_is_left(tmp_p
             (InvalidUsage, "unknown option 'header' for parquet", {"options": {"header": "true"}}),
             (InvalidUsage, "cannot write to v", {"table": "v"}),
             (UnknownObject, "w", {"table": "w"}),
-            (InvalidUsage, "path of the files must not be it is empty", {"path": ""}),
+            (InvalidUsage, "path of the files must not be empty", {"path": ""}),
         ]
         for kind, said, changes in cases:
             given = {"table": "t", "path": folder, "format": "parquet"} | changes

@@ -31,7 +31,8 @@ _REASON: Final = re.compile(r"^- ([^,]+), (.+?): (.+)$", re.MULTILINE)
 HEAD: Final = """\
 # Compatibility
 
-What real clients can do with Penstock: PostgreSQL drivers and tools, Spark Connect clients, dbt.
+This page lists what existing clients can do with Penstock: PostgreSQL drivers and tools,
+Spark Connect clients, and dbt.
 
 | | meaning |
 |---|---|

@@ -309,7 +309,7 @@ async def test_a_state_of_before_is_read_and_one_of_a_newer_part_is_refused() ->
     assert old.copies == ()
     assert old.batches[0].parts[0].at is None
     newer = replace(state.batches[0].parts[0], version=3)
-    with pytest.raises(StorageError, match="use the newer"):
+    with pytest.raises(StorageError, match="use a newer"):
         await Stores.client(Stores()).fetch(
             replace(newer, key="", inline=b"", bytes=0, checksum=0), SCHEMA
         )

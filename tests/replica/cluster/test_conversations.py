@@ -12,6 +12,7 @@ held back anywhere, and every window is open.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,6 +138,9 @@ class Conversations(RuleBasedStateMachine):
         self.adapters = [
             ChannelAdapter(number, self.to("worker", number), stash) for number in range(workers)
         ]
+        for adapter in self.adapters:
+            context: Any = SimpleNamespace(now_ms=lambda: 1)
+            adapter.ctx = context
         self.limits = ConnectionLimits(1 << 20)
         self.client: Client | None = None
         self.clients = 0

@@ -58,9 +58,17 @@ async def analyzed_query(
         if name is None or name in names:
             shown = ", ".join(sorted(tables)[:KNOWN_SHOWN_MAX]) or "none"
             raise UnknownObject(
-                f"no table or view named {_only_part(analyzed.missing)!r} (available: {shown})"
+                f"{missing_object_text(_only_part(analyzed.missing))} (available: {shown})"
             )
         names[name] = None
+
+
+def missing_object_text(name: str) -> str:
+    """Return the start of the error text for a name that a query's analysis does not find.
+
+    The service recognizes it, so that a role that may not read an object gets `AccessDenied`.
+    """
+    return f"no table or view named {name!r}"
 
 
 def find_mentioned_tables(sql: str, tables: Mapping[str, TableSchema]) -> list[str]:

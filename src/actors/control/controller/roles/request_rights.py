@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from actors.control.access.access_rules import AccessRules
 from actors.control.access.role_registry import ADMIN, CREATE, READ, WRITE
@@ -28,6 +28,7 @@ from actors.control.controller.catalog.catalog import (
     CatalogSnapshot,
 )
 from actors.control.controller.catalog.ddl import check_subscribed_view
+from actors.engine.views.query_analysis import missing_object_text
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.api import (
     AlterObject,
@@ -65,9 +66,6 @@ from actors.runtime.errors import AccessDenied, InvalidUsage, PenstockError, Unk
 
 NeededRight: TypeAlias = tuple[str, CatalogObject | None]
 """A right, and the object on which it is needed; None for the whole service."""
-_MISSING: Final = "no table or view named"
-"""Start of the error text for a name that a query's analysis does not find; the name's `repr`
-follows."""
 
 
 def check_request(
@@ -225,7 +223,7 @@ def named_denial(
     # The analysis only knows that a name is missing; the reason is known here.
     text = fold(str(error))
     for entry in catalog.objects:
-        missing = text.startswith(fold(f"{_MISSING} {entry.name!r};"))
+        missing = text.startswith(fold(missing_object_text(entry.name)))
         if missing and not access.may(role, READ, entry.id):
             return AccessDenied(access.refusal(role, READ, entry.name))
     return error
