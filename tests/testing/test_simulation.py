@@ -57,7 +57,7 @@ FOUND = {
     "nonce_used_again": 7033,
     "past_a_failed_fetch": 7032,
     "peeks_not_forgotten": 30110,
-    "stash_forgotten": 7074,
+    "stash_forgotten": 7180,
     "winner_not_read": 30579,
 }
 """A seed that finds each planted bug."""
