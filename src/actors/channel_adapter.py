@@ -9,8 +9,8 @@ decides what happens to them (`StashRules`, pure):
 - Any other nonce may belong to a later connection: stash the response under its nonce. A new
   connection receives its stash first.
 
-Each connection attaches to each adapter by a way of its own, so a worker that hears of a new client
-through the common order may answer before its adapter knows the client. A client may also arrive
+Each connection attaches to each adapter separately, so a worker that hears of a new client through
+the common order may answer before its adapter knows the client. A client may also arrive
 before its predecessor has left, or leave before it has arrived (`ClientTurns`, pure). The adapter
 serves one client at a time, and answers `ConnectClient` when the client's turn has come: only then
 may the client send commands.
@@ -237,8 +237,8 @@ class StashRules:
 class ClientTurns:
     """Decides which client an adapter serves. Pure.
 
-    Clients arrive and leave by ways of their own, in any order. One is served at a time; the others
-    wait in the order in which they arrived. A client that left before it arrived is never served.
+    Clients arrive and leave in any order. One is served at a time; the others wait in the order in
+    which they arrived. A client that left before it arrived is never served.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "actors"
 EXAMPLES = ROOT / "examples"
 FILES = sorted([*SOURCE.rglob("*.py"), *EXAMPLES.rglob("*.py")])
 CAST = {"channel_adapter", "fetch_task", "listen_task", "service", "worker"}
-FRAGMENTS = frozenset({"What", "Of", "Who", "Whose", "Whether"})
+FRAGMENTS = frozenset({"What", "Of", "Where", "Who", "Whose", "Whether"})
 """Words that begin a fragment instead of a sentence."""
 MODULE = re.compile(r"(?<![\w./])actors(?:\.[a-z_]\w*)+")
 FILE = re.compile(

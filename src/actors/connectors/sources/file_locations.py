@@ -82,7 +82,7 @@ class ListingResult(NamedTuple):
 
 
 class FileLocation(Protocol):
-    """Where the files of one source or one copy are.
+    """The location of the files of one source or one copy.
 
     Methods raise `SourceUnreachable` if the location cannot be listed or read at the moment, and
     `InvalidUsage` if the service may not read it.

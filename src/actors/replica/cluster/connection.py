@@ -9,9 +9,9 @@ For a client over a socket, a `ClusterConnection` applies the rules of the conve
 process (`client.LocalClient`) applies the rules itself and talks to the adapters without an actor
 in between; the cluster's end is then a `LocalConnection`.
 
-Each adapter learns of a client by a way of its own (`AdapterWay`): a connection attaches to all
-adapters at the same time and waits for none but the one to which its next command goes. A client
-that leaves is reported to each adapter in the same manner, so one adapter may serve a new client
+Each adapter is told about a client separately (`AdapterWay`): a connection attaches to all adapters
+at the same time, and waits only for the one to which its next command goes. A client that leaves is
+reported to each adapter in the same manner, so one adapter may serve a new client
 while another has not yet heard that its predecessor left.
 
 Flow control: ``client → connection → adapters`` waits for room. Responses are bounded by each

@@ -35,7 +35,7 @@ class AnswerFolders:
         self._reserved = [each for each in reserved if each is not None]
         """(prefix, *place) of each reserved folder, until the context ends."""
         self.places = tuple(BucketFolder(*place) for _, *place in self._reserved)
-        """Where executors may write; empty if the blobs are not in a bucket."""
+        """The folder in which executors may write; empty if the blobs are not in a bucket."""
 
     def __enter__(self) -> AnswerFolders:
         return self
